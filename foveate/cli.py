@@ -1,0 +1,194 @@
+"""The command line: serve, ask, chat, demo, bench, eval.
+
+Owns words in and words out at a terminal. Flags of every command that opens an engine are generated from the fields and
+help texts of `core.config.Settings`, so that there is one place for defaults. Imports lazily, so that `--help` answers
+at once; nothing imports this module.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foveate.core.config import Settings, settings_from
+from foveate.core.errors import FoveateError
+
+Model = Annotated[str, typer.Argument(help="demo, a checkpoint folder, or a hub id OWNER/NAME.")]
+
+
+def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command one flag per field of Settings; it receives them resolved as its `settings` parameter.
+
+    Errors of foveate end the command with their message and exit code 1 instead of a traceback.
+    """
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        chosen = {f.name: values.pop(f.name) for f in fields(Settings)}
+        try:
+            command(**values, settings=settings_from(chosen))
+        except FoveateError as error:
+            typer.secho(f"foveate: {error.message}", fg="red", err=True)
+            raise typer.Exit(1) from error
+
+    taken = {p.name for p in own}
+    assert not taken & {f.name for f in fields(Settings)}, "a flag of a command hides a setting"
+    flags = [_flag(f.name, type(f.default), f.default, f.metadata) for f in fields(Settings)]
+    run.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
+    return run
+
+
+def _flag(name: str, kind: type, default: Any, metadata: Any) -> inspect.Parameter:
+    words = [f"--{name.replace('_', '-')}"]
+    if kind is bool:
+        words[0] += f"/--no-{name.replace('_', '-')}"
+    if "alias" in metadata:
+        words.append(f"--{metadata['alias']}")
+    option = typer.Option(*words, help=metadata["help"], rich_help_panel="Settings")
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+
+
+def serve(
+    model: Model,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Show the resolved configuration and end.")
+    ] = False,
+    *,
+    settings: Settings,
+) -> None:
+    """Serve a model over HTTP."""
+    if print_config:
+        from foveate.engine.build import read_model
+
+        typer.echo(json.dumps(read_model(model, settings)[2].as_dict(), indent=2))
+        return
+    import asyncio
+
+    from foveate.server.app import create_app
+    from foveate.server.run import serve as run_server
+
+    _log_to_stderr(settings.log_level)
+    service = _open_service(model, settings)
+    logging.getLogger("foveate").info("configuration: %s", json.dumps(service.engine.config.as_dict()))
+    try:
+        run_server(
+            create_app(service, settings),
+            service,
+            host=settings.host,
+            port=settings.port,
+            shutdown_s=settings.shutdown_s,
+            announce=lambda url: typer.echo(f"foveate serves {service.name} at {url}"),
+        )
+    finally:
+        asyncio.run(service.aclose())
+
+
+def ask(
+    model: Model,
+    question: Annotated[str, typer.Argument(help="What to ask.")],
+    images: Annotated[
+        list[Path] | None, typer.Argument(help="Pictures, in order.", exists=True, dir_okay=False)
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)] = 512,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0.0)] = 0.0,
+    *,
+    settings: Settings,
+) -> None:
+    """Ask one question about pictures, stream the answer, print the timeline."""
+    from foveate.show.talk import ask_once
+
+    ask_once(_open_service(model, settings), question, images or [], max_tokens, temperature)
+
+
+def chat(
+    model: Model,
+    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)] = 512,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.", min=0.0)] = 0.0,
+    *,
+    settings: Settings,
+) -> None:
+    """Talk with a model; /image PATH adds a picture to the next message, /new starts over, /quit ends."""
+    from foveate.show.talk import converse
+
+    converse(_open_service(model, settings), max_tokens, temperature)
+
+
+def demo(
+    port: Annotated[int, typer.Option(help="Port for the server; 0 takes a free one.")] = 0,
+) -> None:
+    """Start a server on the bundled model, ask it about the bundled charts, compare and show the timeline."""
+    from foveate.show.demo import run
+
+    raise typer.Exit(run(port))
+
+
+def bench_ttft(
+    model: Model,
+    ladder: Annotated[str, typer.Option(help="Numbers of images to measure.")] = "1,4,8,16",
+    repeats: Annotated[int, typer.Option(help="Measured rounds per number, after one warm-up.", min=1)] = 5,
+    size: Annotated[str, typer.Option(help="Width and height of the pictures.")] = "640x448",
+    *,
+    settings: Settings,
+) -> None:
+    """Time to first token: encoder apart and streamed, apart and sequential, on the model's device."""
+    from foveate.bench.ttft import Plan, run
+
+    width, height = (int(side) for side in size.split("x"))
+    rungs = tuple(int(count) for count in ladder.split(","))
+    typer.echo(run(model, settings, Plan(rungs, repeats, width, height)))
+
+
+def build() -> typer.Typer:
+    """The command tree."""
+    app = typer.Typer(name="foveate", help=__doc__.splitlines()[0], no_args_is_help=True, add_completion=False)
+    bench = typer.Typer(help="Measure; each prints a table, then one JSON line.", no_args_is_help=True)
+    for command in (serve, ask, chat):
+        app.command()(with_settings(command))
+    app.command()(demo)
+    bench.command("ttft")(with_settings(bench_ttft))
+    app.add_typer(bench, name="bench")
+    return app
+
+
+def main() -> None:
+    build()()
+
+
+def _open_service(model: str, settings: Settings) -> Any:
+    """A running service; progress is shown on the standard error while weights load."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from foveate.core.observe import Counters
+    from foveate.engine.build import open_engine
+    from foveate.service.service import Service
+
+    counters = Counters()
+    columns = (TextColumn("loading {task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=not sys.stderr.isatty()) as progress:
+        bar = progress.add_task(model, total=None)
+        engine = open_engine(
+            model,
+            settings,
+            lambda done, total: progress.update(bar, completed=done, total=total),
+            lambda plan, seconds: counters.stepped(seconds, plan.token_count),
+        )
+    return Service(engine, counters)
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+
+
+if __name__ == "__main__":
+    main()

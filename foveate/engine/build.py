@@ -1,0 +1,119 @@
+"""Composes an engine from a checkpoint and settings: facts, config, weights, scheduler, loop, client.
+
+Owns the order in which these come to be and go. Raises CheckpointError or ConfigError with the reason; when anything
+fails half-way, what was opened is closed again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from foveate.core.config import Config, ModelFacts, Settings, resolve
+from foveate.core.plan import StepPlan
+from foveate.core.values import ModelCard
+from foveate.engine.checkpoint import locate
+from foveate.engine.client import EngineClient
+from foveate.engine.loop import EngineLoop
+from foveate.run.open import describe, device_facts, measure, open_encoder, open_model, open_runner, use_threads
+from foveate.sched.scheduler import Limits, Scheduler
+
+log = logging.getLogger(__name__)
+Progress = Callable[[int, int], None]
+OnStep = Callable[[StepPlan, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A running engine. `close` ends it; afterwards nothing of it is left."""
+
+    folder: Path
+    card: ModelCard
+    config: Config
+    loop: EngineLoop
+    client: EngineClient
+
+    def close(self) -> None:
+        self.loop.close()
+
+
+def read_model(model: str, settings: Settings) -> tuple[Path, ModelCard, Config]:
+    """Everything that is known before any weight is read; enough for `--print-config`."""
+    folder = locate(model)
+    card = describe(folder)
+    return folder, card, resolve(settings, facts_of(model, card), device_facts())
+
+
+def facts_of(model: str, card: ModelCard) -> ModelFacts:
+    """The plain numbers of a checkpoint that settings are resolved against."""
+    rules = card.image_rules
+    largest = 0 if rules is None else rules.max_pixels // (rules.patch * rules.merge) ** 2
+    name = model if model == "demo" or not Path(model).expanduser().exists() else Path(model).resolve().name
+    return ModelFacts(name, card.max_positions, rules is not None, largest)
+
+
+def open_engine(
+    model: str, settings: Settings, progress: Progress | None = None, on_step: OnStep | None = None
+) -> Engine:
+    """Load a model and start its engine. `progress(done_bytes, total_bytes)` follows the weights."""
+    folder, card, config = read_model(model, settings)
+    use_threads(config.model_threads)
+    weights = open_model(folder, config, progress)
+    measured = measure(weights, config)
+    if measured is not None:
+        config = resolve(settings, facts_of(model, card), device_facts(measured))
+    loop = EngineLoop(
+        Scheduler(limits_of(config)),
+        open_runner(weights, config),
+        partial(open_encoder, folder, config) if card.image_rules is not None else _no_encoder,
+        on_step or (lambda plan, seconds: None),
+        partial(use_threads, config.model_threads),
+    )
+    _log_split(config, card)
+    loop.start()
+    return Engine(folder, card, config, loop, EngineClient(loop))
+
+
+def limits_of(config: Config) -> Limits:
+    """The scheduler's numbers."""
+    settings = config.settings
+    return Limits(
+        slots=config.slots,
+        pages=config.pages,
+        page_len=config.page_len,
+        max_ctx=config.max_ctx,
+        step_tokens=config.step_tokens,
+        mixed_tokens=config.mixed_tokens,
+        image_rows=config.image_rows,
+        stream=settings.encoder_stream,
+        queue_requests=settings.queue_requests,
+        queue_image_rows=settings.queue_image_rows,
+        queue_bytes=settings.queue_mib * 2**20,
+        bypass=settings.bypass,
+    )
+
+
+def _no_encoder(nudge: Callable[[], None]) -> None:
+    return None
+
+
+def _log_split(config: Config, card: ModelCard) -> None:
+    if card.image_rules is None:
+        return
+    if config.encoder_apart and config.encoder_device == config.device == "cpu":
+        log.info(
+            "one CPU for both: %d thread(s) to the language model, %d to the vision encoder (%s)",
+            config.model_threads,
+            config.encoder_threads,
+            config.encoder_worker,
+        )
+    else:
+        log.info(
+            "language model on %s, vision encoder on %s (%s)",
+            config.device,
+            config.encoder_device,
+            config.encoder_worker,
+        )

@@ -1,0 +1,266 @@
+"""The engine's one thread: drain the mailbox, plan, execute, commit, publish, again.
+
+Owns the composition of policy and mechanism and the promise that every request ends in exactly one terminal event:
+the one broad `except` of the project stands here, around the step. Waits on the mailbox when a plan is empty and never
+spins. Refuses to know text, templates, HTTP, and who reads the events.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from foveate.core.errors import Busy, FoveateError, RequestFailed, StepFailed
+from foveate.core.plan import StepPlan, StepResult
+from foveate.core.values import Ending, Event, Failed, Finished, Output, PixelSource, Prompt, Sampling
+from foveate.engine.ledger import Ledger, Sink
+from foveate.run.embeds import RowStore
+from foveate.run.encoder import Decoded, EncoderStream
+from foveate.run.encoder_worker import Lost
+from foveate.sched.scheduler import Scheduler, Stats
+
+log = logging.getLogger(__name__)
+
+
+class Executor(Protocol):
+    """What runs a plan's slices: `run.runner.Runner`, or a fake in tests."""
+
+    rows: RowStore
+
+    def execute(self, plan: StepPlan) -> StepResult: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A request to take in; `held_bytes` is what its pictures hold in host memory while it waits."""
+
+    uid: int
+    prompt: Prompt
+    sources: tuple[PixelSource, ...]
+    sampling: Sampling
+    ending: Ending
+    sink: Sink
+    held_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Nobody waits for this request any more."""
+
+    uid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Nudge:
+    """Something happened at the encoder: look."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """End the loop: abort what still runs."""
+
+
+Letter = Submit | Abort | Nudge | Stop
+
+
+class EngineLoop:
+    """Runs one scheduler, one executor and one encoder stream on a thread of its own."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        open_encoder: Callable[[Callable[[], None]], EncoderStream | None],
+        on_step: Callable[[StepPlan, float], None] = lambda plan, seconds: None,
+        threads: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`open_encoder` receives the nudge to call when something is ready; `threads` runs first on the new thread."""
+        self._scheduler, self._executor, self._on_step, self._prepare_thread = scheduler, executor, on_step, threads
+        self._mailbox: queue.SimpleQueue[Letter] = queue.SimpleQueue()
+        self._encoder = open_encoder(lambda: self._mailbox.put(Nudge()))
+        self._ledger = Ledger()
+        self._stopping = False
+        self._resting = False  # the last plan had nothing to run, so only a letter can change anything
+        self._open_plan: StepPlan | None = None
+        self._stats = scheduler.stats()
+        self._thread = threading.Thread(target=self._run, name="foveate-engine", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def post(self, letter: Submit | Abort) -> None:
+        """Hand a letter in from any thread."""
+        self._mailbox.put(letter)
+
+    def close(self) -> None:
+        """Abort everything, join the thread and the encoder. Idempotent."""
+        self._mailbox.put(Stop())
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._encoder is not None:
+            self._encoder.close()
+            self._encoder = None
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def stats(self) -> Stats:
+        """The scheduler's numbers as of its last turn; safe to read from any thread."""
+        return self._stats
+
+    # ---------------------------------------------------------------- the loop
+
+    def _run(self) -> None:
+        self._prepare_thread()
+        while not self._stopping:
+            try:
+                self._turn()
+            except Exception as error:  # our own bug: nobody may be left waiting for an answer that cannot come
+                log.exception("engine turn failed")
+                self._fail_all(error)
+        self._fail_all(Busy("the server is shutting down"))
+
+    def _turn(self) -> None:
+        self._read_mail()
+        self._poll_encoder()
+        plan = self._scheduler.plan(time.monotonic())
+        self._direct_encoder(plan)
+        self._resting = not plan.slices
+        if plan.slices:
+            self._step(plan)
+        self._stats = self._scheduler.stats()
+
+    def _step(self, plan: StepPlan) -> None:
+        began_s, self._open_plan = time.monotonic(), plan
+        try:
+            result = self._executor.execute(plan)
+        except Exception as error:  # a failed step may have spoiled memory: its cohort fails, the server lives
+            log.exception("step %d failed with %d slice(s)", plan.number, len(plan.slices))
+            failure = error if isinstance(error, FoveateError) else StepFailed("a model step failed")
+            self._publish(self._scheduler.fail(plan, failure, time.monotonic()))
+        else:
+            self._publish(self._scheduler.commit(plan, result, time.monotonic()))
+        self._open_plan = None
+        self._on_step(plan, time.monotonic() - began_s)
+
+    def _read_mail(self) -> None:
+        """Take every letter there is. Waits for one only if nothing changed since a plan that had nothing to run."""
+        try:
+            self._open(self._mailbox.get(block=self._resting and not self._has_inline_work()))
+            while True:
+                self._open(self._mailbox.get_nowait())
+        except queue.Empty:
+            return
+
+    def _has_inline_work(self) -> bool:
+        return self._encoder is not None and self._encoder.inline_work
+
+    def _open(self, letter: Letter) -> None:
+        if isinstance(letter, Submit):
+            self._take_in(letter)
+        elif isinstance(letter, Abort):
+            self._abort(letter.uid)
+        elif isinstance(letter, Stop):
+            self._stopping = True
+
+    def _take_in(self, letter: Submit) -> None:
+        now = time.monotonic()
+        try:
+            if letter.prompt.spans and self._encoder is None:
+                raise RequestFailed("this engine has no vision encoder")
+            self._ledger.open(letter.uid, letter.prompt, letter.sources, letter.sink, now)
+            self._scheduler.submit(letter.uid, letter.prompt, letter.sampling, letter.ending, now, letter.held_bytes)
+        except FoveateError as error:
+            self._ledger.close(letter.uid)
+            letter.sink(Failed(letter.uid, error))
+
+    def _abort(self, uid: int) -> None:
+        self._scheduler.abort(uid)
+        entry = self._ledger.close(uid)
+        if entry is not None:
+            entry.sink(Finished(uid, "abort"))
+
+    # ------------------------------------------------------------- the encoder
+
+    def _poll_encoder(self) -> None:
+        if self._encoder is None:
+            return
+        for reply in self._encoder.poll():
+            now = time.monotonic()
+            if isinstance(reply, Decoded):
+                self._ledger.decoded(reply.key, reply.start_s, reply.end_s)
+            elif isinstance(reply, Lost):
+                self._publish(self._scheduler.lost(reply.key, reply.error, now))
+            else:
+                self._executor.rows.put(reply.key, reply.rows)
+                self._scheduler.landed(reply.key, now)
+                self._ledger.landed(reply.key, reply.start_s, reply.end_s)
+
+    def _direct_encoder(self, plan: StepPlan) -> None:
+        """Carry out the plan's word on pictures: begin decoding, encode in this order, forget."""
+        for uid in plan.started:
+            if uid in self._ledger:
+                entry = self._ledger.get(uid)
+                entry.has_slot = True
+                for source in entry.sources.values() if self._encoder else ():
+                    if source.key in entry.undecoded:
+                        self._encoder.prepare(source)
+                entry.start_if_ready()
+        if self._encoder is None:
+            return
+        for key in plan.drop:
+            self._encoder.cancel(key)
+            self._executor.rows.drop(key)
+        for key in plan.encode:
+            self._encoder.submit(self._ledger.source(key))
+
+    # ------------------------------------------------------------- the answers
+
+    def _publish(self, events: list[Event]) -> None:
+        for event in events:
+            if event.uid not in self._ledger:
+                continue  # aborted meanwhile: it has had its last word
+            if isinstance(event, Finished):
+                event = self._ledger.settle(event)
+                self._log_images(event)
+            entry = self._ledger.get(event.uid)
+            if not isinstance(event, Output):
+                self._ledger.close(event.uid)
+            entry.sink(event)
+
+    def _log_images(self, event: Finished) -> None:
+        timings, encoder = event.timings, self._encoder
+        if timings.images and encoder is not None:
+            log.info(
+                "request %d: %d image(s), %d rows, encoded in %.0f ms on %s, %.0f ms of it hidden",
+                event.uid,
+                len(timings.images),
+                sum(image.rows for image in timings.images),
+                timings.encode_s * 1e3,
+                encoder.place,
+                timings.hidden_s * 1e3,
+            )
+
+    def _fail_all(self, error: Exception) -> None:
+        """Last resort and last words: every live request fails, and all memory comes home."""
+        failure = error if isinstance(error, FoveateError) else RequestFailed("the engine failed")
+        self._scheduler.abort_all()
+        if self._open_plan is not None:
+            self._scheduler.fail(self._open_plan, failure, time.monotonic())
+            self._open_plan = None
+        for uid in self._ledger:
+            entry = self._ledger.close(uid)
+            if entry is not None:
+                entry.sink(Failed(uid, failure))
+        while not self._mailbox.empty():
+            letter = self._mailbox.get_nowait()
+            if isinstance(letter, Submit):
+                letter.sink(Failed(letter.uid, failure))
+            elif isinstance(letter, Stop):
+                self._stopping = True

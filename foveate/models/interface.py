@@ -1,0 +1,120 @@
+"""What a model is to the rest of foveate: memory it asks for, and a forward pass with everything passed in.
+
+Owns the shapes of that contract. A model keeps no sequence state of its own: the caller leases pages and state slots,
+lays them out as `Memory`, and describes one mixed step (prefill chunks and decode tokens of many sequences, flattened
+one after another) as `Batch`. Refuses to know requests, schedules or devices other than where its tensors are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PagedSpec:
+    """One tensor that grows with tokens: `pages` of `page_len` tokens, each `shape` per token."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class StateSpec:
+    """One tensor of fixed size per sequence: `shape` per state slot. A fresh sequence starts from zeros."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySpec:
+    """Everything a model keeps per sequence."""
+
+    paged: tuple[PagedSpec, ...]
+    state: tuple[StateSpec, ...]
+
+    def token_bytes(self) -> int:
+        """Bytes of paged memory per token."""
+        return sum(_size(spec) for spec in self.paged)
+
+    def slot_bytes(self) -> int:
+        """Bytes of fixed-size state per sequence."""
+        return sum(_size(spec) for spec in self.state)
+
+
+def _size(spec: PagedSpec | StateSpec) -> int:
+    count = 1
+    for side in spec.shape:
+        count *= side
+    return count * torch.empty((), dtype=spec.dtype).element_size()
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The allocated tensors by spec name. paged: [pages, page_len, *shape]; state: [slots, *shape]."""
+
+    paged: dict[str, Tensor]
+    state: dict[str, Tensor]
+    page_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One mixed step, flattened: sequence s owns tokens [offsets[s], offsets[s+1]) of the flat axis.
+
+    The Python tuples mirror small integers so that no model has to read them back from the device. `pages` is padded
+    with page 0 beyond a sequence's own (never read: lengths bound every access).
+    """
+
+    ids: Tensor  # [tokens] int64; placeholder ids where image rows go
+    positions: Tensor  # [axes, tokens] int64
+    query_lens: tuple[int, ...]  # new tokens per sequence
+    past_lens: tuple[int, ...]  # tokens already in memory per sequence
+    pages: Tensor  # [sequences, most pages] int64
+    slots: Tensor  # [sequences] int64
+    logits_at: Tensor  # [wanted] int64, indices on the flat axis
+    image_rows: Tensor | None = None  # [rows, hidden] in the model's dtype
+    image_at: Tensor | None = None  # [rows] int64, indices on the flat axis
+    verify: tuple[bool, ...] = ()  # sequences whose recurrent state must not be written (drafts under verification)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        total, out = 0, [0]
+        for length in self.query_lens:
+            total += length
+            out.append(total)
+        return tuple(out)
+
+
+class LanguageModel(Protocol):
+    """A text trunk with its head."""
+
+    vocab_size: int
+    hidden_size: int
+    axes: int  # rows of rope positions per token
+    max_positions: int
+
+    def memory_spec(self) -> MemorySpec: ...
+
+    def forward(self, batch: Batch, memory: Memory) -> Tensor:
+        """Run the step, write the batch's keys, values and states into memory, and return logits [wanted, vocab]."""
+        ...
+
+
+class VisionTower(Protocol):
+    """A vision encoder: pixels in, language-model rows out."""
+
+    out_size: int
+
+    def encode(self, pixels: list[Any]) -> list[Tensor]:
+        """Images as uint8 arrays [height, width, 3], already resized to their grids; rows [rows, out_size] each.
+
+        Results do not depend on which images are encoded together, up to the order of float additions.
+        """
+        ...

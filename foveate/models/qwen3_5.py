@@ -1,0 +1,272 @@
+"""The Qwen3.5 text trunk: gated DeltaNet and gated full attention layers, dense or with experts, over paged memory.
+
+One `forward` runs a mixed step: prefill chunks and single tokens of many sequences, flattened. One-token sequences go
+first inside, so that each layer treats them in one piece; the caller's order does not matter. Per sequence the model
+keeps pages of keys and values (full attention) and two states (DeltaNet): the last inputs of the convolution and the
+float32 recurrent state. A sequence without a past starts from zeros whatever its slot holds. Everything depends on
+the arguments alone, and nothing is read back from the device. Weights arrive fused from `qwen3_5_weights`, matrices
+as [in, out].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import chain
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from foveate.models.interface import Batch, Memory, MemorySpec, PagedSpec, StateSpec
+from foveate.models.qwen3_5_config import TextConfig
+from foveate.ops.attention import attend_paged, write_paged
+from foveate.ops.conv import causal_conv
+from foveate.ops.gated_delta import ChunkPlan, DeltaInputs, delta_runs, delta_step, plan_chunks
+from foveate.ops.layers import gated_rms_norm, rms_norm, swiglu
+from foveate.ops.moe import expert_swiglu, route
+from foveate.ops.pages import PagedLayout, lay_out
+from foveate.ops.rope import frequencies, frequency_axes, mrope_cos_sin, rotate_
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What all layers share in one forward: rope, the paged layout, and how tokens split into ones and runs."""
+
+    cos: Tensor
+    sin: Tensor
+    layout: PagedLayout
+    slots: Tensor
+    run_lens: tuple[int, ...]
+    plan: ChunkPlan | None
+
+    @property
+    def ones(self) -> int:
+        """How many of the leading tokens are one-token sequences."""
+        return len(self.slots) - len(self.run_lens)
+
+
+@dataclass(frozen=True, slots=True)
+class FullAttention:
+    """Gated full attention.
+
+    qkvg: [hidden, columns of all queries, keys, values, output gates]; scale: float32 [heads + kv heads, head_dim];
+    out: [heads * head_dim, hidden].
+    """
+
+    qkvg: Tensor
+    scale: Tensor
+    out: Tensor
+
+    def add_to(self, hidden: Tensor, x: Tensor, step: Step, memory: tuple[Tensor, Tensor], config: TextConfig) -> None:
+        """Add the layer's result for normed x [tokens, hidden] to the residual stream, in place."""
+        keys, values = memory
+        heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
+        sides = [(heads + kv_heads) * dim, kv_heads * dim, heads * dim]
+        qk, v, gate = torch.mm(x, self.qkvg).split(sides, -1)
+        qk = rms_norm(qk.float().view(len(x), heads + kv_heads, dim), None, config.eps).mul_(self.scale)
+        qk = rotate_(qk, step.cos, step.sin).to(x.dtype)
+        write_paged(keys, step.layout.write_at, qk[:, heads:])
+        write_paged(values, step.layout.write_at, v.view(len(x), kv_heads, dim))
+        out = attend_paged(qk[:, :heads], keys, values, step.layout).flatten(1)
+        hidden.addmm_(out * gate.sigmoid(), self.out)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNet:
+    """Gated DeltaNet.
+
+    into: [hidden, columns of query, key and value channels, then output gates z, write strengths b, decays a]; conv:
+    [kernel, channels]; rate: -exp(A_log) and bias: dt_bias, float32 [value heads]; norm: float32 [value dim]; unit:
+    float32 [2 * key heads, 1], what turns RMS-normed queries and keys into unit ones (queries also scaled); out:
+    [value heads * value dim, hidden].
+    """
+
+    into: Tensor
+    conv: Tensor
+    rate: Tensor
+    bias: Tensor
+    norm: Tensor
+    unit: Tensor
+    out: Tensor
+
+    def add_to(self, hidden: Tensor, x: Tensor, step: Step, memory: tuple[Tensor, Tensor], config: TextConfig) -> None:
+        """Add the layer's result for normed x [tokens, hidden] to the residual stream, in place."""
+        carried, state = memory
+        channels = 2 * config.keys + config.values
+        mixed, z, b, a = torch.mm(x, self.into).split([channels, config.values, *[config.value_heads] * 2], -1)
+        mixed = F.silu(causal_conv(mixed, self.conv, carried, step.slots, step.run_lens)).float()
+        qk, v = mixed.split([2 * config.keys, config.values], -1)
+        # x / sqrt(sum x^2 + 1e-6) is an RMS norm with its epsilon divided by the width, up to a constant.
+        qk = qk.unflatten(-1, (2 * config.key_heads, config.key_dim))
+        qk = rms_norm(qk, None, 1e-6 / config.key_dim).mul_(self.unit)
+        inputs = DeltaInputs(
+            query=qk[:, : config.key_heads],
+            key=qk[:, config.key_heads :],
+            value=v.unflatten(-1, (config.value_heads, config.value_dim)),
+            decay=F.softplus(a.float() + self.bias).mul_(self.rate),
+            beta=b.float().sigmoid(),
+        )
+        out = gated_rms_norm(_delta(inputs, state, step), z.view(len(x), config.value_heads, -1), self.norm, config.eps)
+        hidden.addmm_(out.flatten(1).to(x.dtype), self.out)
+
+
+def _delta(inputs: DeltaInputs, state: Tensor, step: Step) -> Tensor:
+    """The delta rule over the step's ones and runs: [tokens, value heads, value dim]."""
+    if step.plan is None:
+        return delta_step(inputs, state, step.slots)
+    if not step.ones:
+        return delta_runs(inputs, state, step.slots, step.plan)
+    ones, runs = inputs.split(step.ones)
+    first = delta_step(ones, state, step.slots[: step.ones])
+    return torch.cat([first, delta_runs(runs, state, step.slots[step.ones :], step.plan)])
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """A SwiGLU. gate_up: [hidden, 2 * inner], gate columns first; down: [inner, hidden]."""
+
+    gate_up: Tensor
+    down: Tensor
+
+    def add_to(self, hidden: Tensor, x: Tensor) -> None:
+        """Add the result for normed x to the residual stream, in place."""
+        hidden.addmm_(swiglu(x, self.gate_up), self.down)
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """Routed experts and a gated shared one.
+
+    router: [hidden, experts + 1], the shared expert's gate last; gate_up: [experts, hidden, 2 * inner], gate columns
+    first; down: [experts, inner, hidden].
+    """
+
+    router: Tensor
+    gate_up: Tensor
+    down: Tensor
+    shared: Dense
+    top_k: int
+
+    def add_to(self, hidden: Tensor, x: Tensor) -> None:
+        """Add the result for normed x to the residual stream, in place."""
+        logits = torch.mm(x, self.router)
+        shares, chosen = route(logits[:, :-1], self.top_k)
+        shared = torch.mm(swiglu(x, self.shared.gate_up), self.shared.down)
+        hidden += expert_swiglu(x, self.gate_up, self.down, shares, chosen).addcmul_(shared, logits[:, -1:].sigmoid())
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer; the norm scales are float32."""
+
+    mixer_norm: Tensor
+    mixer: FullAttention | DeltaNet
+    mlp_norm: Tensor
+    mlp: Dense | Experts
+
+    @property
+    def memory_names(self) -> tuple[str, str]:
+        """Prefixes of the layer's two tensors in paged memory or state."""
+        return ("keys", "values") if isinstance(self.mixer, FullAttention) else ("conv", "delta")
+
+
+@dataclass(frozen=True, slots=True)
+class Trunk:
+    """All weights of the text model; head: [hidden, vocab], a view of the embedding when tied."""
+
+    embedding: Tensor
+    layers: tuple[Layer, ...]
+    norm: Tensor
+    head: Tensor
+
+
+class Qwen35:
+    """The text model as a `LanguageModel`."""
+
+    axes = 3
+
+    def __init__(self, config: TextConfig, trunk: Trunk) -> None:
+        self.config, self.trunk = config, trunk
+        self.vocab_size, self.hidden_size, self.max_positions = config.vocab, config.hidden, config.max_positions
+        device = trunk.embedding.device
+        self._frequency = frequencies(config.rope_theta, config.rotary).to(device)
+        self._axes = torch.tensor(frequency_axes(config.sections)).to(device)
+
+    def memory_spec(self) -> MemorySpec:
+        """Keys and values per full layer; convolution rows and recurrent state per DeltaNet layer."""
+        c, dtype = self.config, self.trunk.embedding.dtype
+        paged: list[PagedSpec] = []
+        state: list[StateSpec] = []
+        for i, layer in enumerate(self.trunk.layers):
+            first, second = (f"{name}.{i}" for name in layer.memory_names)
+            if isinstance(layer.mixer, FullAttention):
+                paged += [PagedSpec(name, (c.kv_heads, c.head_dim), dtype) for name in (first, second)]
+            else:
+                state.append(StateSpec(first, (c.conv_kernel - 1, 2 * c.keys + c.values), dtype))
+                state.append(StateSpec(second, (c.value_heads, c.key_dim, c.value_dim), torch.float32))
+        return MemorySpec(tuple(paged), tuple(state))
+
+    @torch.no_grad()
+    def forward(self, batch: Batch, memory: Memory) -> Tensor:
+        """Run the step, write its keys, values and states into memory, and return float32 logits [wanted, vocab]."""
+        assert not any(batch.verify), "this model has no verification pass yet"
+        assert batch.query_lens and min(batch.query_lens) > 0, "every sequence of a step has tokens"
+        batch = ones_first(batch)
+        _clear_fresh(batch, memory)
+        hidden = F.embedding(batch.ids, self.trunk.embedding)  # [tokens, hidden]
+        if batch.image_rows is not None and batch.image_at is not None:
+            hidden.index_copy_(0, batch.image_at, batch.image_rows.to(hidden.dtype))
+        step, held = self._step(batch, memory), memory.paged | memory.state
+        for i, layer in enumerate(self.trunk.layers):
+            first, second = (held[f"{name}.{i}"] for name in layer.memory_names)
+            normed = rms_norm(hidden, layer.mixer_norm, self.config.eps)
+            layer.mixer.add_to(hidden, normed, step, (first, second), self.config)
+            layer.mlp.add_to(hidden, rms_norm(hidden, layer.mlp_norm, self.config.eps))
+        wanted = rms_norm(hidden.index_select(0, batch.logits_at), self.trunk.norm, self.config.eps)
+        return torch.mm(wanted, self.trunk.head).float()
+
+    def _step(self, batch: Batch, memory: Memory) -> Step:
+        cos, sin = mrope_cos_sin(batch.positions, self._frequency, self._axes)
+        run_lens = tuple(length for length in batch.query_lens if length > 1)
+        return Step(
+            cos=cos,
+            sin=sin,
+            layout=lay_out(batch.pages, batch.past_lens, batch.query_lens, memory.page_len),
+            slots=batch.slots,
+            run_lens=run_lens,
+            plan=plan_chunks(run_lens, batch.ids.device) if run_lens else None,
+        )
+
+
+def ones_first(batch: Batch) -> Batch:
+    """The same step with its one-token sequences in front; the batch itself when they are there already."""
+    count = len(batch.query_lens)
+    order = sorted(range(count), key=lambda s: batch.query_lens[s] > 1)
+    if order == list(range(count)):
+        return batch
+    device, offsets = batch.ids.device, batch.offsets
+    tokens = list(chain.from_iterable(range(offsets[s], offsets[s + 1]) for s in order))
+    place = [0] * len(tokens)
+    for new, old in enumerate(tokens):
+        place[old] = new
+    sequences, take, place_of = (torch.tensor(x).to(device) for x in (order, tokens, place))
+    return replace(
+        batch,
+        ids=batch.ids[take],
+        positions=batch.positions[:, take],
+        query_lens=tuple(batch.query_lens[s] for s in order),
+        past_lens=tuple(batch.past_lens[s] for s in order),
+        pages=batch.pages[sequences],
+        slots=batch.slots[sequences],
+        logits_at=place_of[batch.logits_at],
+        image_at=None if batch.image_at is None else place_of[batch.image_at],
+    )
+
+
+def _clear_fresh(batch: Batch, memory: Memory) -> None:
+    """Zero the states of sequences that begin in this step."""
+    fresh = [s for s, past_len in enumerate(batch.past_lens) if not past_len]
+    if fresh:
+        slots = batch.slots[torch.tensor(fresh).to(batch.slots.device)]
+        for state in memory.state.values():
+            state.index_fill_(0, slots, 0)

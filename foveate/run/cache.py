@@ -1,0 +1,31 @@
+"""Allocates what a model keeps per sequence, and says how much of it fits.
+
+Owns the tensors behind pages and state slots; who holds which page is the scheduler's knowledge. Promises one
+allocation at start and none later. On a GPU the number of tokens comes from a measurement after the weights are loaded.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from foveate.models.interface import Memory, MemorySpec
+
+RESERVE = 0.08  # share of a GPU's memory left for activations, graphs and the allocator's own slack
+
+
+def allocate(spec: MemorySpec, pages: int, page_len: int, slots: int, device: str) -> Memory:
+    """Memory for `pages` pages of `page_len` tokens and `slots` sequences, zero-filled, on `device`."""
+    return Memory(
+        paged={s.name: torch.zeros(pages, page_len, *s.shape, dtype=s.dtype, device=device) for s in spec.paged},
+        state={s.name: torch.zeros(slots, *s.shape, dtype=s.dtype, device=device) for s in spec.state},
+        page_len=page_len,
+    )
+
+
+def measured_kv_tokens(spec: MemorySpec, slots: int, device: str) -> int | None:
+    """Tokens of paged memory that fit `device` beside what is loaded now; None on a CPU, where a setting decides."""
+    if device == "cpu":
+        return None
+    free, total = torch.cuda.mem_get_info(device)
+    usable = free - int(total * RESERVE) - slots * spec.slot_bytes()
+    return max(0, usable // max(1, spec.token_bytes()))

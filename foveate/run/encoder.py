@@ -1,0 +1,179 @@
+"""The encoder stream: pictures go in as bytes, rows come out image by image, beside the language model.
+
+Owns the path of one picture: decoded on a pool as soon as its request runs, ahead of the encoder; encoded when the
+plan says so, in the plan's order; its rows handed out by `poll`. Promises that every submitted key is answered once
+with `Encoded` or `Lost` unless it was cancelled, and that `close` leaves nothing running. What crosses this seam is
+picklable, so that the other end may live in another process or on another machine.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from foveate.core.errors import EncodeFailed, InvalidImage
+from foveate.core.values import PixelSource
+from foveate.run.encoder_worker import Encoded, Lost, Reply, TowerSource, Worker, open_worker
+
+KEEP_BYTES = 512 * 2**20  # decoded pictures held ahead of the encoder; beyond it they are decoded again in their turn
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """A picture has been decoded in full, so it is sound; seconds of time.monotonic."""
+
+    key: str
+    start_s: float
+    end_s: float
+
+
+@dataclass(slots=True)
+class _Picture:
+    """What the stream knows of one key. `pixels` is None until decoded (and after it was handed on or let go)."""
+
+    source: PixelSource
+    decoding: bool = False
+    pixels: Any = None
+    sound: bool = False
+    submitted: bool = False
+
+
+@dataclass(slots=True)
+class _Shelf:
+    """State shared by the loop's thread, the decoding threads and the worker's; every access holds `lock`."""
+
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    pictures: dict[str, _Picture] = field(default_factory=dict)
+    order: deque[str] = field(default_factory=deque)
+    out: deque[Decoded | Reply] = field(default_factory=deque)
+    kept_bytes: int = 0
+
+
+class EncoderStream:
+    """Decodes and encodes pictures for one engine. Its methods are for the engine's thread; none waits for an encode."""
+
+    def __init__(self, kind: str, tower: TowerSource, decode_workers: int, notify: Callable[[], None]) -> None:
+        """`notify` is called from other threads whenever `poll` has something to tell."""
+        self.place = tower.place if kind == "inline" else f"{tower.place} ({kind})"
+        self._notify, self._shelf = notify, _Shelf()
+        self._pool = ThreadPoolExecutor(decode_workers, thread_name_prefix="foveate-decode")
+        self.worker: Worker = open_worker(kind, tower, self._report)
+
+    def prepare(self, source: PixelSource) -> None:
+        """Start decoding a picture; `poll` will say `Decoded` or `Lost`. A picture that is known is left alone."""
+        with self._shelf.lock:
+            picture = self._shelf.pictures.setdefault(source.key, _Picture(source))
+            if picture.sound:
+                self._shelf.out.append(Decoded(source.key, time.monotonic(), time.monotonic()))
+            elif not picture.decoding:
+                self._decode(picture)
+
+    def submit(self, source: PixelSource) -> None:
+        """Put a picture into the encode order; it is decoded first if it has not been."""
+        with self._shelf.lock:
+            picture = self._shelf.pictures.setdefault(source.key, _Picture(source))
+            assert not picture.submitted, "a key is encoded once at a time"
+            picture.submitted = True
+            self._shelf.order.append(source.key)
+            if picture.pixels is None and not picture.decoding:
+                self._decode(picture)
+            self._pump()
+
+    def cancel(self, key: str) -> None:
+        """Nobody needs this key any more: what has not begun will not begin, and a late answer is dropped."""
+        with self._shelf.lock:
+            picture = self._shelf.pictures.pop(key, None)
+            if picture is None:
+                return
+            self._let_go(picture)
+            if key in self._shelf.order:
+                self._shelf.order.remove(key)
+            elif picture.submitted:
+                self.worker.cancel(key)
+
+    @property
+    def inline_work(self) -> bool:
+        """Whether `poll` would encode an image on the caller's thread now."""
+        return self.worker.pending
+
+    def poll(self) -> list[Decoded | Reply]:
+        """What has happened since the last call, in order; on the model's own device this encodes one image."""
+        self.worker.advance()
+        with self._shelf.lock:
+            out, self._shelf.out = list(self._shelf.out), deque()
+        return out
+
+    def close(self) -> None:
+        """Finish at the next image boundary and leave no thread or process behind."""
+        with self._shelf.lock:
+            self._shelf.order.clear()
+            self._shelf.pictures.clear()
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self.worker.close()
+
+    def _decode(self, picture: _Picture) -> None:
+        picture.decoding = True
+        self._pool.submit(self._decode_one, picture)
+
+    def _decode_one(self, picture: _Picture) -> None:
+        """Runs on the pool."""
+        key, start_s = picture.source.key, time.monotonic()
+        if self._shelf.pictures.get(key) is not picture:
+            return  # cancelled before its turn
+        try:
+            pixels = picture.source.pixels()
+        except InvalidImage as error:
+            return self._report(Lost(key, error))
+        except Exception:  # a decoder's surprise is the picture's fault, never the pool's
+            return self._report(Lost(key, InvalidImage("the picture could not be decoded")))
+        with self._shelf.lock:
+            picture.decoding, first, picture.sound = False, not picture.sound, True
+            if self._shelf.pictures.get(key) is picture:
+                if picture.submitted or self._shelf.kept_bytes + pixels.nbytes <= KEEP_BYTES:
+                    picture.pixels = pixels
+                    self._shelf.kept_bytes += pixels.nbytes
+                if first:
+                    self._shelf.out.append(Decoded(key, start_s, time.monotonic()))
+                self._pump()
+        self._notify()
+
+    def _pump(self) -> None:
+        """Hand the worker every picture at the head of the order that is decoded. Holds the lock."""
+        while self._shelf.order:
+            picture = self._shelf.pictures[self._shelf.order[0]]
+            if picture.pixels is None:
+                if not picture.decoding:
+                    self._decode(picture)
+                return
+            key, pixels = self._shelf.order.popleft(), picture.pixels
+            self._let_go(picture)
+            self.worker.send(key, pixels)
+
+    def _let_go(self, picture: _Picture) -> None:
+        if picture.pixels is not None:
+            self._shelf.kept_bytes -= picture.pixels.nbytes
+            picture.pixels = None
+
+    def _report(self, reply: Reply) -> None:
+        """A worker's or decoder's answer, from any thread."""
+        with self._shelf.lock:
+            picture = self._shelf.pictures.pop(reply.key, None)
+            if picture is not None:
+                if reply.key in self._shelf.order:  # its decoding failed before its turn
+                    self._shelf.order.remove(reply.key)
+                reply = _checked(reply, picture.source)
+                self._shelf.out.append(reply)
+                self._pump()
+        self._notify()
+
+
+def _checked(reply: Reply, source: PixelSource) -> Reply:
+    """The count of rows was promised from the header: another count may not reach the model."""
+    if isinstance(reply, Encoded) and len(reply.rows) != source.rows:
+        return Lost(reply.key, EncodeFailed(f"the encoder gave {len(reply.rows)} rows for {source.rows} tokens"))
+    return reply

@@ -1,0 +1,76 @@
+"""Opens what a config describes: the language model with its memory, and the encoder where it was placed.
+
+Owns the order of loading and the translation from config words to torch's. Everything it returns is ready to run.
+Refuses to decide placement or sizes: those are resolved before, except that a GPU's memory is measured here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from foveate.core.config import Config, DeviceFacts, usable_cores
+from foveate.models.interface import LanguageModel, VisionTower
+from foveate.models.registry import Progress, describe, load_text, load_vision
+from foveate.run.cache import allocate, measured_kv_tokens
+from foveate.run.embeds import RowStore
+from foveate.run.encoder import EncoderStream
+from foveate.run.encoder_worker import ProcessWorker, TowerSource
+from foveate.run.runner import Runner
+
+__all__ = ["describe", "device_facts", "measure", "open_encoder", "open_model", "open_runner", "use_threads"]
+
+
+def device_facts(kv_tokens: int | None = None) -> DeviceFacts:
+    """What this machine offers now; `kv_tokens` once it has been measured."""
+    return DeviceFacts(usable_cores(), torch.cuda.device_count(), kv_tokens)
+
+
+def open_model(folder: Path, config: Config, progress: Progress | None = None) -> LanguageModel:
+    """The language model's weights on its device."""
+    return load_text(folder, config.device, _dtype(config), progress)
+
+
+def measure(model: LanguageModel, config: Config) -> int | None:
+    """Tokens of key/value memory that fit beside the loaded weights; None on a CPU."""
+    return measured_kv_tokens(model.memory_spec(), config.slots, config.device)
+
+
+def open_runner(model: LanguageModel, config: Config) -> Runner:
+    """A runner with its memory allocated."""
+    memory = allocate(model.memory_spec(), config.pages, config.page_len, config.slots, config.device)
+    return Runner(model, memory, RowStore(config.device, _dtype(config)), config.device)
+
+
+def open_encoder(folder: Path, config: Config, notify: Callable[[], None]) -> EncoderStream:
+    """The encoder stream, its tower loaded where the config places it. Raises what loading raised."""
+    source = TowerSource(
+        partial(_load_tower, folder, config.encoder_device, _dtype(config)),
+        config.encoder_threads if config.encoder_apart else config.model_threads,
+        config.encoder_device,
+    )
+    stream = EncoderStream(config.encoder_worker, source, config.decode_workers, notify)
+    if isinstance(stream.worker, ProcessWorker):
+        try:
+            stream.worker.wait_ready()
+        except BaseException:
+            stream.close()
+            raise
+    return stream
+
+
+def use_threads(count: int) -> None:
+    """CPU threads of torch's operators on the calling thread."""
+    torch.set_num_threads(count)
+
+
+def _load_tower(folder: Path, device: str, dtype: torch.dtype) -> VisionTower:
+    """A named function, so that it can be sent to another process."""
+    return load_vision(folder, device, dtype)
+
+
+def _dtype(config: Config) -> torch.dtype:
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]

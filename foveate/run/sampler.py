@@ -1,0 +1,90 @@
+"""Chooses the next token of each drawing row from its logits.
+
+Owns penalties, truncation and the draw. A draw depends on the request's seed and on how many tokens it has already
+produced, on nothing else: not on the batch, not on preemption, not on the device. Reported log-probabilities are the
+model's own, before any penalty or temperature. Refuses to know why a token is wanted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+
+import torch
+from torch import Tensor
+
+from foveate.core.plan import Draw
+from foveate.core.values import Logprob
+
+GREEDY_BELOW = 1e-3  # temperatures under this are greedy: dividing by them only adds overflow
+
+
+def choose(logits: Tensor, draws: list[Draw]) -> list[tuple[int, Logprob | None]]:
+    """A token per row of logits [rows, vocab] (float32), with its log-probability where asked for."""
+    greedy = logits.argmax(-1).tolist() if any(_plainly_greedy(draw) for draw in draws) else []
+    chosen = []
+    for row, draw in enumerate(draws):
+        token = greedy[row] if _plainly_greedy(draw) else _choose_row(logits[row], draw)
+        chosen.append((token, _logprob(logits[row], token, draw.sampling.logprobs)))
+    return chosen
+
+
+def _plainly_greedy(draw: Draw) -> bool:
+    sampling = draw.sampling
+    changed = sampling.logit_bias or sampling.needs_history or draw.forbidden
+    return sampling.temperature < GREEDY_BELOW and not changed
+
+
+def _choose_row(raw: Tensor, draw: Draw) -> int:
+    sampling = draw.sampling
+    logits = _penalised(raw.double(), draw)
+    if sampling.temperature < GREEDY_BELOW:
+        return int(logits.argmax())
+    probs, order = torch.softmax(logits / sampling.temperature, -1).sort(descending=True, stable=True)
+    keep = torch.ones_like(probs, dtype=torch.bool)
+    if sampling.top_k:
+        keep[sampling.top_k :] = False
+    if sampling.top_p < 1:
+        # A token stays while the mass before it is short of top_p, so the first one always does.
+        keep &= probs.cumsum(-1) - probs < sampling.top_p
+    if sampling.min_p:
+        keep &= probs >= sampling.min_p * probs[0]
+    mass = torch.where(keep, probs, 0).cumsum(-1)
+    place = torch.searchsorted(mass, uniform(sampling.seed, draw.index) * mass[-1], right=True)
+    return int(order[place.clamp(max=int(keep.nonzero()[-1]))])
+
+
+def _penalised(logits: Tensor, draw: Draw) -> Tensor:
+    """Logits after repetition, frequency and presence penalties, bias and forbidden ids (a new tensor)."""
+    sampling = draw.sampling
+    if draw.history and sampling.repetition_penalty != 1:
+        seen = torch.tensor(sorted(set(draw.history)), device=logits.device)
+        values = logits[seen]
+        logits[seen] = torch.where(
+            values > 0, values / sampling.repetition_penalty, values * sampling.repetition_penalty
+        )
+    if draw.output_len and (sampling.frequency_penalty or sampling.presence_penalty):
+        counts = Counter(draw.history[-draw.output_len :])
+        seen = torch.tensor(list(counts), device=logits.device)
+        times = torch.tensor(list(counts.values()), dtype=logits.dtype, device=logits.device)
+        logits[seen] -= times * sampling.frequency_penalty + sampling.presence_penalty
+    for token, bias in sampling.logit_bias:
+        logits[token] += bias
+    if draw.forbidden:
+        logits[torch.tensor(sorted(draw.forbidden), device=logits.device)] = float("-inf")
+    return logits
+
+
+def uniform(seed: int, index: int) -> float:
+    """A number in [0, 1) from the request's seed and the output index: the same on every device and in every batch."""
+    digest = hashlib.blake2b(f"{seed}:{index}".encode(), digest_size=8).digest()
+    return (int.from_bytes(digest, "big") >> 11) / 2**53
+
+
+def _logprob(logits: Tensor, token: int, top: int | None) -> Logprob | None:
+    if top is None:
+        return None
+    logprobs = torch.log_softmax(logits.float(), -1)
+    best = logprobs.topk(top)
+    pairs = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    return Logprob(token, float(logprobs[token]), pairs)

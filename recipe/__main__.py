@@ -1,0 +1,56 @@
+"""`python -m recipe --out DIR`: the whole recipe as one command.
+
+Owns the command line. Promises that the defaults are the plan of the bundled model. Refuses to decide anything else.
+"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from recipe.packs import PackShape
+from recipe.run import Run, RunPlan
+from recipe.shapes import preset
+from recipe.train import TrainPlan
+from recipe.train_draft import DraftPlan
+
+
+def toy_packs() -> PackShape:
+    """Packs that a CPU can step through."""
+    return PackShape(rows=4, row=1536, patches=6144, labels=1024, images=96, segments=96)
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m recipe", description="Train the bundled chart reader from nothing.")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the run; started again, it goes on")
+    parser.add_argument("--shape", default="chart", choices=("chart", "third", "toy"), help="dimensions (toy: a CPU)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of weights and data")
+    parser.add_argument("--steps", type=int, default=TrainPlan.steps, help="training steps of the model")
+    parser.add_argument("--draft-steps", type=int, default=DraftPlan.steps, help="training steps of the drafters")
+    parser.add_argument("--seconds", type=float, default=0.0, help="limit on the model's training (0: none)")
+    parser.add_argument("--draft-seconds", type=float, default=0.0, help="limit on the drafters' training (0: none)")
+    parser.add_argument("--lr", type=float, default=TrainPlan.lr, help="learning rate of the matrices")
+    parser.add_argument("--workers", type=int, default=15, help="processes that draw charts")
+    parser.add_argument("--uses", type=int, default=2, choices=(1, 2), help="how often a pack is trained on")
+    parser.add_argument("--device", default="cuda", help="cuda or cpu")
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the recipe."""
+    args = parse()
+    speed = not args.no_compile
+    train = TrainPlan(steps=args.steps, seed=args.seed, lr=args.lr, seconds=args.seconds, compile=speed)
+    draft = DraftPlan(steps=args.draft_steps, seconds=args.draft_seconds, compile=speed)
+    plan = RunPlan(args.out, preset(args.shape), train=train, draft=draft, workers=args.workers, uses=args.uses)
+    plan = replace(plan, device=args.device)
+    if args.shape == "toy":
+        small = replace(train, save_every=10, log_every=2, warmup=2)
+        plan = replace(plan, packs=toy_packs(), train=small, draft=replace(draft, blocks=8, log_every=2))
+        plan = replace(plan, lag=2, held_out=1, texts=80)
+    Run(plan).all()
+
+
+if __name__ == "__main__":
+    main()
