@@ -1,8 +1,8 @@
-"""The grammar of questions: reads the wording files, makes sentences from them, and recognises their sentences.
+"""The grammar of questions: reads the wording files and makes sentences from them.
 
 Owns the small grammar language (see the head of `wordings.txt`), the ways of leading into a question, and casing, slips
-of the finger and punctuation. Promises that text filled into slots is never changed except for case, and that
-`matches` says whether a sentence could have been made here (slips aside). Refuses to know charts or answers.
+of the finger and punctuation. Promises that text filled into slots is never changed except for case. Refuses to know
+charts or answers.
 """
 
 from __future__ import annotations
@@ -190,43 +190,3 @@ def fill(rng: random.Random, text: str, slots: dict[str, str], setting: Setting 
         return value if match.start() else value[:1].upper() + value[1:] if name == "reference" else value
 
     return re.sub(rf"{MARK}(\w+){MARK}", word, text)
-
-
-def matches(section: str, text: str) -> bool:
-    """Whether the core of a section, with any lead, context and closing, could read `text` (case aside)."""
-    plain = re.sub(r"[\s?.!,:;\"']+", " ", text.lower()).strip()
-    return any(pattern.fullmatch(plain) for pattern in _patterns(section))
-
-
-@lru_cache(maxsize=None)
-def _patterns(section: str) -> tuple[re.Pattern[str], ...]:
-    leads = {"NP": f"(?:{_pattern('ask_np')} )?", "WH": f"(?:{_pattern('ask_wh')} ?)?", "C": f"(?:{_pattern('ask_c')} ?)?"}
-    hello, close, context = _pattern("hello"), _pattern("close"), _pattern("context")
-    around = rf"(?: (?:in|for|from|on|according to|looking at|of) \S.{{0,60}}?| {context})?"
-    return tuple(
-        re.compile(_plain(
-            rf"(?:{hello} )?(?:{context} |(?:in|for|from|on|according to|looking at) .{{3,60}} )?"
-            rf"{leads.get(rule.type, '')}{_regex(rule.node)}{around}(?: {close})?"
-        ))
-        for rule in grammar()[section]
-    )  # fmt: skip
-
-
-def _pattern(section: str) -> str:
-    return "(?:" + "|".join(_regex(rule.node) for rule in grammar()[section]) + ")"
-
-
-def _regex(node: Node) -> str:
-    if node.kind == "text":
-        return re.escape(re.sub(r"[\s?.!,:;\"']+", " ", node.text.lower())).replace(r"\ ", " +").replace(" +", " *")
-    if node.kind == "slot":
-        return ".{1,60}?"
-    if node.kind == "name":
-        return _pattern(node.text)
-    if node.kind == "any":
-        return "(?:" + "|".join(_regex(part) for part in node.parts) + ")"
-    return "".join(_regex(part) for part in node.parts)
-
-
-def _plain(pattern: str) -> str:
-    return re.sub(r"(?: \*)(?: \*)+", " *", pattern)

@@ -17,7 +17,7 @@ from typing import Protocol
 
 from foveate.core.errors import Busy, FoveateError, RequestFailed, StepFailed
 from foveate.core.plan import StepPlan, StepResult
-from foveate.core.values import Ending, Event, Failed, Finished, Output, PixelSource, Prompt, Sampling
+from foveate.core.values import Ending, Event, Failed, Finished, Output, PixelSource, Prompt, Sampling, Timings
 from foveate.engine.ledger import Ledger, Sink
 from foveate.run.embeds import RowStore
 from foveate.run.encoder import Decoded, EncoderStream
@@ -84,6 +84,7 @@ class EngineLoop:
         self._mailbox: queue.SimpleQueue[Letter] = queue.SimpleQueue()
         self._encoder = open_encoder(lambda: self._mailbox.put(Nudge()))
         self._ledger = Ledger()
+        self._gate, self._accepting = threading.Lock(), True
         self._stopping = False
         self._resting = False  # the last plan had nothing to run, so only a letter can change anything
         self._open_plan: StepPlan | None = None
@@ -94,8 +95,12 @@ class EngineLoop:
         self._thread.start()
 
     def post(self, letter: Submit | Abort) -> None:
-        """Hand a letter in from any thread."""
-        self._mailbox.put(letter)
+        """Hand a letter in from any thread. After the end a request is answered at once with why it cannot run."""
+        with self._gate:
+            if self._accepting:
+                return self._mailbox.put(letter)
+        if isinstance(letter, Submit):
+            letter.sink(Failed(letter.uid, Busy("the server is shutting down", retry_after_s=10)))
 
     def close(self) -> None:
         """Abort everything, join the thread and the encoder. Idempotent."""
@@ -124,7 +129,11 @@ class EngineLoop:
             except Exception as error:  # our own bug: nobody may be left waiting for an answer that cannot come
                 log.exception("engine turn failed")
                 self._fail_all(error)
-        self._fail_all(Busy("the server is shutting down"))
+        with self._gate:
+            self._accepting = False
+        self._fail_all(Busy("the server is shutting down", retry_after_s=10))
+        self._direct_encoder(self._scheduler.plan(time.monotonic()))
+        self._stats, self._resting = self._scheduler.stats(), True
 
     def _turn(self) -> None:
         self._read_mail()
@@ -181,10 +190,10 @@ class EngineLoop:
             letter.sink(Failed(letter.uid, error))
 
     def _abort(self, uid: int) -> None:
+        timings = self._scheduler.timings(uid)
         self._scheduler.abort(uid)
-        entry = self._ledger.close(uid)
-        if entry is not None:
-            entry.sink(Finished(uid, "abort"))
+        if uid in self._ledger:
+            self._publish([Finished(uid, "abort", timings or Timings())])
 
     # ------------------------------------------------------------- the encoder
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -91,7 +92,8 @@ class Qwen35Vision:
     @torch.no_grad()
     def encode(self, pixels: list[Any]) -> list[Tensor]:
         """Rows [grid area / merge², out_size] of each image, row by row; images are uint8 [height, width, 3]."""
-        frames = [torch.from_numpy(image).to(self._gain.device) for image in pixels]
+        # Decoders hand out read-only arrays, which torch takes only with a warning.
+        frames = [torch.from_numpy(np.require(image, requirements="CW")).to(self._gain.device) for image in pixels]
         grids = [(frame.shape[0] // self.config.patch, frame.shape[1] // self.config.patch) for frame in frames]
         facts = [self._facts(grid) for grid in grids]
         patches = self._normalise(torch.cat([self._patches(frame) for frame in frames]))

@@ -15,7 +15,7 @@ from itertools import islice
 
 from foveate.core.errors import EncodeFailed, FoveateError, StepFailed
 from foveate.core.plan import Slice, SliceResult, StepPlan, StepResult
-from foveate.core.values import Ending, Event, Failed, Finished, Output, Prompt, Sampling
+from foveate.core.values import Ending, Event, Failed, Finished, Output, Prompt, Sampling, Timings
 from foveate.sched.admission import Limits, WaitingLine, refuse_what_never_fits
 from foveate.sched.blocks import Pool
 from foveate.sched.images import Images, State
@@ -101,6 +101,11 @@ class Scheduler:
         """
         if uid in self._live:
             self._forget(self._live[uid])
+
+    def timings(self, uid: int) -> Timings | None:
+        """The account of a live request so far; None for any other."""
+        request = self._live.get(uid)
+        return None if request is None else request.account.timings(request.prompt.spans)
 
     def abort_all(self) -> tuple[int, ...]:
         """Abort every request; their uids."""
@@ -248,7 +253,7 @@ class Scheduler:
     def _fit_pages(self, request: Request, take: int) -> int:
         """`take`, shortened to the free pages; a draft may only use those that no prompt or output lacks."""
         pages = self._pool.free_pages
-        if request.decoding:
+        if request.decoding and take > 1:
             own = request.memory.missing(request.settled_len)
             pages = own + max(0, pages - self._promised_pages())
         return min(request.computed + take, request.memory.most_len(pages)) - request.computed

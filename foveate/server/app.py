@@ -1,9 +1,9 @@
 """The HTTP application: which routes there are and what stands before them.
 
-Owns the route table and the order of what every request passes: CORS, keys, the net for faults, routing, and for bodies the
-reader with its limits. Promises that every answer that is not a success has an error body in OpenAI's shape, and that
-no route waits for the engine but the one that asks for an answer. Another API is another file like `openai.py` and
-another function like `_add_chat` here.
+Owns the route table and the order of what every request passes: CORS, keys, the net for faults, routing, and for bodies
+the reader with its limits. Promises that every answer that is not a success has an error body in OpenAI's shape, and
+that no route waits for the engine but the one that asks for an answer. Another API is another file like `openai.py`
+and another function like `_add_chat` here.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _add_chat(app: FastAPI, state: AppState) -> None:
     @app.post(
         "/v1/chat/completions",
         response_class=JSONResponse,
-        responses={200: {"content": {"text/event-stream": {}}}, **_errors(400, 404, 413, 500, 503)},
+        responses={200: {"content": {"text/event-stream": {}}}, **_errors(400, 401, 404, 413, 500, 503)},
         openapi_extra={"requestBody": {"required": True, **body}},
     )
     async def chat_completions(request: Request) -> Response:
@@ -132,12 +132,12 @@ def _add_models(app: FastAPI, service: Service) -> None:
             "architecture": {"input_modalities": inputs, "output_modalities": ["text"]},
         }
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", responses=_errors(401))
     async def models() -> JSONResponse:
         """The one model that is served."""
         return JSONResponse({"object": "list", "data": [card()]})
 
-    @app.get("/v1/models/{model_id:path}", responses=_errors(404))
+    @app.get("/v1/models/{model_id:path}", responses=_errors(401, 404))
     async def model(model_id: str) -> JSONResponse:
         """The served model, by its name."""
         if model_id != service.name:
@@ -154,7 +154,7 @@ def _add_state(app: FastAPI, state: AppState) -> None:
             found = found | {"status": "draining"}
         return JSONResponse(found, status_code=200 if found["status"] == "ok" else 503)
 
-    @app.get("/metrics", response_class=Response)
+    @app.get("/metrics", response_class=Response, responses=_errors(401))
     async def metrics() -> Response:
         """Numbers for Prometheus."""
         content, kind = state.metrics.render()

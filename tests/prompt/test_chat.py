@@ -250,3 +250,23 @@ def test_a_folder_without_a_usable_template_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("{")
     with pytest.raises(CheckpointError, match="not valid JSON"):
         ChatTemplate.load(tmp_path, TOKENS)
+
+
+def test_ids_equal_those_of_transformers() -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    theirs = PreTrainedTokenizerFast(tokenizer_object=make_tokenizer(), eos_token="<|im_end|>")
+    theirs.chat_template = SOURCE
+    call = {"name": "f", "arguments": {"q": "a<b> & 'c' é"}}
+    conversation = [
+        {"role": "system", "content": "  brief & <clear>\n"},
+        user(text("1 < 2, x|y "), image(0), text("> why? é 😀")),
+        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nbecause", "tool_calls": [call]},
+        {"role": "tool", "content": '{"a": "|"}'},
+        user("<"),
+    ]
+    for thinking in (False, True):
+        want = theirs.apply_chat_template(
+            conversation, add_generation_prompt=True, enable_thinking=thinking, return_dict=False
+        )
+        assert list(CHAT.render(conversation, {"enable_thinking": thinking}).ids) == want

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import contextlib
+import string
 import textwrap
 from urllib.parse import quote
 
@@ -91,13 +93,10 @@ def test_B11_one_wrong_character_never_gives_other_bytes(data: bytes, draw: st.D
     """Whatever is put in between: the same bytes, or refused. Digits of base64 itself do mean other bytes."""
     text = base64.b64encode(data).decode()
     at = draw.draw(st.integers(0, len(text)))
-    letter = draw.draw(
-        st.characters(codec="utf-8").filter(lambda c: not (c.isascii() and (c.isalnum() or c in "+/-_%=")))
-    )
-    try:
+    digits = "+/-_%=" + string.ascii_letters + string.digits
+    letter = draw.draw(st.characters(codec="utf-8", exclude_characters=digits))
+    with contextlib.suppress(InvalidRequest):
         assert read(text[:at] + letter + text[at:]) == data
-    except InvalidRequest:
-        pass
 
 
 @pytest.mark.parametrize("head", ["data:;base64,", "data:,"])

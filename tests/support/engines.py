@@ -1,0 +1,100 @@
+"""Real engines and services on tiny models, for tests of life and death.
+
+Owns opening and closing them, and the checks that nothing is left: every page, slot, row, thread and process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from foveate.core.chat import ChatRequest, ChoiceEnd, ImageSource, TextDelta, Wishes
+from foveate.core.config import Settings
+from foveate.engine.build import Engine, open_engine
+from foveate.service.service import Service
+
+DEFAULTS: dict[str, Any] = {
+    "mmproj_device": "cpu",
+    "encoder_worker": "thread",
+    "threads": 2,
+    "max_ctx": 2048,
+    "kv_tokens": 4096,
+    "page_len": 16,
+    "max_concurrency": 4,
+}
+
+
+def png(seed: int, width: int = 96, height: int = 64) -> bytes:
+    """A random picture; different seeds, different pictures."""
+    pixels = np.random.RandomState(seed).randint(0, 256, (height, width, 3)).astype(np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, "PNG")
+    return out.getvalue()
+
+
+def data_url(data: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(data).decode()
+
+
+def request(text: str, *pictures: bytes, **wishes: Any) -> ChatRequest:
+    """One user turn: the pictures, then the text. Greedy and ten tokens long unless told otherwise."""
+    parts: list[dict[str, Any]] = [{"type": "image", "image": i} for i in range(len(pictures))]
+    parts.append({"type": "text", "text": text})
+    images = tuple(ImageSource(data_url(data), f"messages[0].content[{i}]") for i, data in enumerate(pictures))
+    wishes = {"temperature": 0.0, "max_tokens": 10, "ignore_eos": True} | wishes
+    return ChatRequest(({"role": "user", "content": parts},), images, Wishes(**wishes))
+
+
+async def answer_of(service: Service, asked: ChatRequest) -> tuple[str, ChoiceEnd]:
+    """The whole text and the end of choice 0."""
+    text, end = "", None
+    answer = await service.chat(asked)
+    async for part in answer.parts():
+        if isinstance(part, TextDelta) and part.choice == 0:
+            text += part.text
+        elif isinstance(part, ChoiceEnd) and part.choice == 0:
+            end = part
+    assert end is not None
+    return text, end
+
+
+def assert_baseline(engine: Engine) -> None:
+    """Every page and slot is free, no image is held, nobody is known."""
+    scheduler = engine.loop._scheduler
+    assert not scheduler.busy and len(engine.loop._ledger) == 0
+    scheduler.assert_whole()
+    assert len(engine.loop._executor.rows) == 0, "image rows are left"
+    encoder = engine.loop._encoder
+    assert encoder is None or (not encoder._shelf.pictures and encoder._shelf.kept_bytes == 0), "pictures are left"
+
+
+async def settle(engine: Engine) -> None:
+    """Wait until the engine has nothing to do, then check the baseline. Fails after ten seconds."""
+    for _ in range(2000):
+        if not engine.loop._scheduler.busy and engine.loop._resting and engine.loop._mailbox.empty():
+            return assert_baseline(engine)
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"the engine does not come to rest: {engine.loop.stats()}")
+
+
+@asynccontextmanager
+async def serving(folder: Path, **settings: Any) -> AsyncIterator[Service]:
+    """A service on a checkpoint folder; at the end it must be at its baseline and leave no thread behind."""
+    before = set(threading.enumerate())
+    service = Service(open_engine(str(folder), Settings(**(DEFAULTS | settings))))
+    try:
+        yield service
+        await settle(service.engine)
+    finally:
+        await service.aclose()
+    left = [t.name for t in set(threading.enumerate()) - before if t.name.startswith("foveate")]
+    assert not left, f"threads left: {left}"
