@@ -17,39 +17,50 @@ EMPTY_WEIGHT = 0.05  # most character slots are empty
 
 
 class CharacterHead(nn.Module):
-    """A linear reading of one image row: 12 slots of characters."""
+    """A linear reading of the tower: 12 slots of characters out of an image row, 3 out of a patch."""
 
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, rows: int, patches: int, share: float = 0.5) -> None:
         super().__init__()
-        self.head = Linear(hidden, SLOTS * CHARACTERS)
+        self.share = share  # of the patches in the loss
+        self.row, self.patch = Linear(rows, SLOTS * CHARACTERS), Linear(patches, SLOTS // 4 * CHARACTERS)
 
-    def forward(self, rows: Tensor) -> Tensor:
-        """rows [n, hidden] to [n * 12, 97]."""
-        return self.head(rows).view(-1, CHARACTERS)
+    def forward(self, rows: Tensor, patches: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss and share of characters that rows give away; rows [n, ..], patches [4 n, ..], labels [n * 12]."""
+        loss, right = read_loss(self.row(rows).view(-1, CHARACTERS), labels)
+        if not self.share:
+            return loss, right
+        also, _ = read_loss(self.patch(patches).view(-1, CHARACTERS), labels)
+        return (1 - self.share) * loss + self.share * also, right
+
+
+def read_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Cross entropy with empty slots at a twentieth, and the share of characters read."""
+    labels = labels.long()
+    full = (labels > 0).float()
+    right = (logits.argmax(-1) == labels).float()
+    loss = weighted_loss(logits, labels, full + EMPTY_WEIGHT * (1 - full))
+    return loss, (right * full).sum() / full.sum().clamp(min=1.0)
 
 
 def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Cross entropy, averaged by weight."""
+    """Cross entropy in fp32, averaged by weight."""
     each = F.cross_entropy(logits.float(), labels, reduction="none")
     return (each * weights).sum() / weights.sum().clamp(min=1e-6)
 
 
-def character_loss(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Cross entropy with empty slots at a twentieth, and the share of characters read rightly."""
-    full = (labels > 0).float()
-    weights = full + EMPTY_WEIGHT * (1 - full)
-    right = (logits.argmax(-1) == labels).float()
-    return weighted_loss(logits, labels, weights), (right * full).sum() / full.sum().clamp(min=1.0)
+def answer_loss(hidden: Tensor, table: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    """Weighted loss of final-normed states [n, hidden] under the tied head."""
+    return weighted_loss(F.linear(hidden, table.to(hidden.dtype)), labels.long(), weights)
 
 
 def pack_losses(
     reader: ChartReader, head: CharacterHead, static: StaticPack, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Answer loss, character loss and character accuracy of one pack."""
-    hidden, rows = reader(static.pack(), static.shape.longest_image, dtype)
+    hidden, rows, patches = reader(static.pack(), static.shape.longest_image, dtype)
     chosen = hidden.index_select(0, static["label_at"].long())
-    answer = weighted_loss(reader.logits(chosen), static["label"].long(), static["weight"])
-    return answer, *character_loss(head(rows), static["characters"].flatten().long())
+    answer = answer_loss(chosen, reader.model.language_model.embed_tokens.weight, static["label"], static["weight"])
+    return answer, *head(rows, patches, static["characters"].flatten())
 
 
 @torch.no_grad()
@@ -58,7 +69,7 @@ def exact_answers(reader: ChartReader, static: StaticPack, dtype: torch.dtype) -
 
     Returns a bool tensor with room for one entry a label; entries beyond the pack's answers are True.
     """
-    hidden, _ = reader(static.pack(), static.shape.longest_image, dtype)
+    hidden, *_ = reader(static.pack(), static.shape.longest_image, dtype)
     chosen = hidden.index_select(0, static["label_at"].long())
     wrong = reader.logits(chosen).argmax(-1) != static["label"].long()
     answer = static["answer"].long()

@@ -214,13 +214,13 @@ class ChartReader(nn.Module):
         self.shape = shape
         self.model = Body(shape)
 
-    def embeddings(self, pack: Pack, longest_image: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Input embeddings [rows, tokens, hidden] with image rows in place, and the image rows themselves."""
-        rows = self.model.visual(pack.patches, pack.cells, pack.image_edges, longest_image, dtype)
+    def embeddings(self, pack: Pack, longest_image: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Input embeddings [rows, tokens, hidden] with image rows in place, the image rows, the normed patches."""
+        rows, patches = self.model.visual(pack.patches, pack.cells, pack.image_edges, longest_image, dtype)
         table = self.model.language_model.embed_tokens.weight.to(dtype)
         words = EmbedRows.apply(table, pack.ids.flatten())
         mixed = torch.cat([words, rows]).index_select(0, pack.source)
-        return mixed.view(*pack.ids.shape, -1), rows
+        return mixed.view(*pack.ids.shape, -1), rows, patches
 
     def rope(self, where: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin of the full-attention layers, cast to the activations' dtype."""
@@ -241,11 +241,11 @@ class ChartReader(nn.Module):
         """fp32 logits of final-normed hidden states [n, hidden]."""
         return F.linear(hidden, self.model.language_model.embed_tokens.weight.to(hidden.dtype)).float()
 
-    def forward(self, pack: Pack, longest_image: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Final-normed hidden states [rows * tokens, hidden] and the image rows."""
-        x, rows = self.embeddings(pack, longest_image, dtype)
+    def forward(self, pack: Pack, longest_image: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Final-normed hidden states [rows * tokens, hidden], the image rows and the normed patches."""
+        x, rows, patches = self.embeddings(pack, longest_image, dtype)
         hidden = self.model.language_model.norm(self.states(x, pack)[-1])
-        return hidden.flatten(0, 1), rows
+        return hidden.flatten(0, 1), rows, patches
 
 
 def initialise(module: nn.Module, seed: int, residual_layers: int) -> None:

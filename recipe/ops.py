@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from recipe.triangular import unit_lower_inverse
+from recipe.chunks import chunk_states, unit_lower_inverse
 
 CHUNK = 64
 WINDOWED = "window_size" in inspect.signature(varlen_attn).parameters  # torch 2.11 and later
@@ -99,83 +99,36 @@ def unit(x: Tensor) -> Tensor:
 
 
 def gated_delta(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-    """Chunked gated delta rule from a zero state, in fp32 (arXiv 2412.06464).
+    """Chunked gated delta rule from a zero state (arXiv 2412.06464); products in v's dtype, the rest in fp32.
 
     q, k [rows, tokens, heads, Dk] (not normalised), v [rows, tokens, heads, Dv], decay (log, <= 0) and beta
-    [rows, tokens, heads]; tokens must be a multiple of 64. Returns [rows, tokens, heads, Dv] in fp32.
+    [rows, tokens, heads]; tokens must be a multiple of 64. Returns [rows, tokens, heads, Dv].
     """
     rows, tokens, heads, dim = q.shape
-    shape = (rows, tokens // CHUNK, CHUNK, heads)
-    q, k = (unit(t.float()) for t in (q, k))
-    q = q * dim**-0.5
+    kind, shape = v.dtype, (rows, tokens // CHUNK, CHUNK, heads)
+    q, k = unit(q.float()) * dim**-0.5, unit(k.float())
     q, k, v = (t.float().reshape(*shape, -1).permute(0, 3, 1, 2, 4) for t in (q, k, v))  # [rows, heads, N, C, D]
     decay, beta = (t.float().reshape(shape).permute(0, 3, 1, 2) for t in (decay, beta))  # [rows, heads, N, C]
     total = decay.cumsum(-1)
     lower = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=q.device).tril()
     fade = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(~lower, float("-inf")).exp()
-    k_t = k.transpose(-1, -2)
-    a = (beta.unsqueeze(-1) * (k @ k_t) * fade).tril(-1)
-    grown = total.exp().unsqueeze(-1)
-    solved = unit_lower_inverse(a) @ (beta.unsqueeze(-1) * torch.cat([v, k * grown], -1))
-    kept = (k * (total[..., -1:] - total).exp().unsqueeze(-1)).transpose(-1, -2) @ solved  # [rows, heads, N, Dk, Dv + Dk]
+    grown, kept = total.exp().unsqueeze(-1), (total[..., -1:] - total).exp().unsqueeze(-1)
+    beta = beta.unsqueeze(-1)
+    key, key_t = _stack(k, kind), _stack(k, kind).transpose(1, 2)
+    inverse = unit_lower_inverse((beta * fade * (key @ key_t).view_as(fade)).tril(-1))
+    solved = _stack(inverse, kind) @ _stack(beta * torch.cat([v, k * grown], -1), kind)
     u, w = solved.split([v.shape[-1], dim], -1)
-    state = chunk_states(kept[..., v.shape[-1] :], kept[..., : v.shape[-1]], total[..., -1].exp())
-    new = u - w @ state
-    out = (q * grown) @ state + ((q @ k_t) * fade) @ new
-    return out.permute(0, 2, 3, 1, 4).reshape(rows, tokens, heads, -1)
+    last = _stack(k * kept, kind).transpose(1, 2)
+    lead = (rows, heads, -1)
+    gamma = total[..., -1].exp()
+    state = chunk_states((last @ w).view(*lead, dim, dim), (last @ u).view(*lead, dim, v.shape[-1]), gamma)
+    state = _stack(state, kind)
+    new = torch.baddbmm(u, w, state, alpha=-1.0)
+    seen = _stack((_stack(q, kind) @ key_t).view_as(fade) * fade, kind)
+    out = torch.baddbmm(_stack(q * grown, kind) @ state, seen, new)
+    return out.view(rows, heads, -1, CHUNK, v.shape[-1]).permute(0, 2, 3, 1, 4).reshape(rows, tokens, heads, -1)
 
 
-@torch.library.custom_op("foveate_recipe::chunk_states", mutates_args=())
-def chunk_states(p: Tensor, b: Tensor, gamma: Tensor) -> Tensor:
-    """The states before each chunk: S[0] = 0, S[n+1] = gamma[n] S[n] - P[n] S[n] + B[n].
-
-    P [rows, heads, N, Dk, Dk], B [rows, heads, N, Dk, Dv], gamma [rows, heads, N]; returns [rows, heads, N, Dk, Dv].
-    """
-    p, b, gamma = (_by_chunk(t) for t in (p, b, gamma))
-    states = torch.zeros_like(b)
-    for n in range(len(b) - 1):
-        base = torch.addcmul(b[n], gamma[n][..., None, None], states[n])
-        torch.baddbmm(base.flatten(0, 1), p[n].flatten(0, 1), states[n].flatten(0, 1), alpha=-1.0,
-                      out=states[n + 1].view(-1, *b.shape[3:]))  # fmt: skip
-    return states.permute(1, 2, 0, 3, 4).contiguous()
-
-
-def _by_chunk(t: Tensor) -> Tensor:
-    return t.permute(2, 0, 1, *range(3, t.ndim)).contiguous()
-
-
-@chunk_states.register_fake
-def _(p: Tensor, b: Tensor, gamma: Tensor) -> Tensor:
-    return torch.empty(b.shape, dtype=b.dtype, device=b.device)
-
-
-@torch.library.custom_op("foveate_recipe::chunk_states_grad", mutates_args=())
-def chunk_states_grad(grad: Tensor, p: Tensor, gamma: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of P, B and gamma; `after[n]` is the gradient that reaches S[n + 1]."""
-    grad, p, gamma, states = (_by_chunk(t) for t in (grad, p, gamma, states))
-    after = torch.zeros_like(states)
-    for n in range(len(states) - 2, -1, -1):
-        later = after[n + 1]  # zero behind the last chunk
-        base = torch.addcmul(grad[n + 1], gamma[n + 1][..., None, None], later)
-        torch.baddbmm(base.flatten(0, 1), p[n + 1].flatten(0, 1).transpose(1, 2), later.flatten(0, 1), alpha=-1.0,
-                      out=after[n].view(-1, *states.shape[3:]))  # fmt: skip
-    grad_p, grad_gamma = -(after @ states.transpose(-1, -2)), (after * states).sum((-1, -2))
-    grad_p, grad_b = (t.permute(1, 2, 0, 3, 4).contiguous() for t in (grad_p, after))
-    return grad_p, grad_b, grad_gamma.permute(1, 2, 0).contiguous()
-
-
-@chunk_states_grad.register_fake
-def _(grad: Tensor, p: Tensor, gamma: Tensor, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty(p.shape, dtype=p.dtype, device=p.device), torch.empty_like(states), torch.empty_like(gamma)
-
-
-def _save_states(ctx, inputs, output) -> None:  # type: ignore[no-untyped-def]
-    ctx.save_for_backward(inputs[0], inputs[2], output)
-
-
-def _states_backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[no-untyped-def]
-    p, gamma, states = ctx.saved_tensors
-    return chunk_states_grad(grad, p, gamma, states)
-
-
-chunk_states.register_autograd(_states_backward, setup_context=_save_states)
+def _stack(t: Tensor, kind: torch.dtype) -> Tensor:
+    """[rows, heads, N, a, b] as one batch of matrices in the products' dtype."""
+    return t.to(kind).reshape(-1, *t.shape[-2:])

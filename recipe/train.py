@@ -35,6 +35,7 @@ class TrainPlan:
     flat: float = 0.3  # share of the run at full rate, then a cosine to `floor`
     floor: float = 0.01
     characters: float = 0.5  # weight of the character loss, falling linearly to a tenth of it
+    patch_share: float = 0.5  # of the character loss that reads patches rather than rows
     clip: float = 1.0
     seconds: float = 0.0  # 0: no limit; else the schedule follows the clock where the clock is ahead of the steps
     log_every: int = 50
@@ -57,7 +58,7 @@ class Trainer:
     def __init__(self, shape: Shape, packs: PackShape, plan: TrainPlan, device: torch.device) -> None:
         self.plan, self.device, self.step = plan, device, 0
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self.reader, self.head = ChartReader(shape), CharacterHead(shape.text.hidden)
+        self.reader, self.head = ChartReader(shape), CharacterHead(shape.text.hidden, shape.vision.hidden, plan.patch_share)
         initialise(self.reader, plan.seed, 2 * shape.text.layers)
         initialise(self.head, plan.seed + 1, 1)
         self.reader.to(device)
@@ -74,6 +75,7 @@ class Trainer:
         cuda = self.device.type == "cuda"
         if cuda and self.plan.compile:
             compile_regions(self.reader)
+            self.head.compile(dynamic=False)
         self.run = Captured(self._train_step, capture=cuda)
         self.optimizer.reset()
         self.sums.zero_()

@@ -39,7 +39,7 @@ class DraftPlan:
 def observe(reader: ChartReader, static: StaticPack, layers: tuple[int, ...], dtype: torch.dtype) -> Target:
     """One frozen pass of the model over a pack; detached, so that the layers compiled for training serve here too."""
     pack = static.pack()
-    x, _ = reader.embeddings(pack, static.shape.longest_image, dtype)
+    x, *_ = reader.embeddings(pack, static.shape.longest_image, dtype)
     states = reader.states(x, pack)
     final = reader.model.language_model.norm(states[-1]).detach()
     greedy = reader.logits(final.flatten(0, 1)).argmax(-1).view_as(pack.ids)

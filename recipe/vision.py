@@ -93,9 +93,10 @@ class Merger(nn.Module):
         self.linear_fc1, self.linear_fc2 = Linear(wide, wide), Linear(wide, out)
         self.wide = wide
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x [patches, hidden] to [patches / 4, out]."""
-        return self.linear_fc2(F.gelu(self.linear_fc1(self.norm(x).view(-1, self.wide))))
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [patches, hidden] to rows [patches / 4, out], and the normed patches they were made of."""
+        x = self.norm(x)
+        return self.linear_fc2(F.gelu(self.linear_fc1(x.view(-1, self.wide)))), x
 
 
 class VisionTower(nn.Module):
@@ -109,14 +110,20 @@ class VisionTower(nn.Module):
         self.blocks = nn.ModuleList(VisionBlock(shape) for _ in range(shape.depth))
         self.merger = Merger(shape, out)
 
-    def forward(self, patches: Tensor, cells: Tensor, edges: Tensor, longest: int, dtype: torch.dtype) -> Tensor:
-        """patches [n, 768] uint8; cells [n, 4] (row, column, rows, columns of the grid); to [n / 4, out]."""
+    def forward(
+        self, patches: Tensor, cells: Tensor, edges: Tensor, longest: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Rows [n / 4, out] and normed patches [n, hidden] of patches [n, 768] uint8.
+
+        `cells` [n, 4] holds each patch's row and column and its grid's rows and columns.
+        """
         x = self.patch_embed.proj((patches.float() / 127.5 - 1.0).to(dtype))
         x = x + self.grid_weights(cells).to(dtype) @ self.pos_embed.weight.to(dtype)
         cos, sin = self.rope_tables(cells)
         for block in self.blocks:
             x = block(x, cos, sin, edges, longest)
-        return self.merger(x)
+        both: tuple[Tensor, Tensor] = self.merger(x)
+        return both
 
     def grid_weights(self, cells: Tensor) -> Tensor:
         """Bilinear taps (aligned corners) of the position table as a matrix [n, side * side]; no gradient."""

@@ -59,7 +59,7 @@ class Rung:
     waited_s: float
     hidden_s: float
     bound_s: float
-    overlap_share: float
+    overlap_share: float | None  # None with one image: there is nothing to overlap with
     prompt_tokens: int
     spread_s: float
 
@@ -144,7 +144,7 @@ def rung(images: int, shots: dict[str, list[Shot]], prompt_tokens: int) -> Rung:
         waited_s=median("streamed", lambda shot: shot.timings.waited_s),
         hidden_s=median("streamed", lambda shot: shot.timings.hidden_s),
         bound_s=bound_s,
-        overlap_share=(sequential_s - streamed_s) / (sequential_s - bound_s) if sequential_s > bound_s else 1.0,
+        overlap_share=(sequential_s - streamed_s) / (sequential_s - bound_s) if images > 1 else None,
         prompt_tokens=prompt_tokens,
         spread_s=(max(times) - min(times)) / 2,
     )
@@ -152,38 +152,27 @@ def rung(images: int, shots: dict[str, list[Shot]], prompt_tokens: int) -> Rung:
 
 def report(rungs: dict[int, Rung], console: Console) -> str:
     """Print the table; return the JSON line."""
-    table = Table(title="time to first token, seconds (medians)")
-    columns = [
-        "images",
-        "tokens",
-        "streamed",
-        "sequential",
-        "same device",
-        "encode",
-        "prefill",
-        "waited",
-        "hidden",
-        "bound",
-        "of bound",
-        "overlap",
-    ]
+    table = Table(title="time to first token in seconds, medians", padding=(0, 0), pad_edge=False)
+    columns = {
+        "N": lambda r: "",
+        "tokens": lambda r: str(r.prompt_tokens),
+        "streamed": lambda r: f"{r.streamed_s:.3f}",
+        "seq.": lambda r: f"{r.sequential_s:.3f}",
+        "same": lambda r: f"{r.same_device_s:.3f}",
+        "enc.": lambda r: f"{r.encode_s:.3f}",
+        "pref.": lambda r: f"{r.prefill_s:.3f}",
+        "waited": lambda r: f"{r.waited_s:.3f}",
+        "hidden": lambda r: f"{r.hidden_s:.3f}",
+        "bound": lambda r: f"{r.bound_s:.3f}",
+        "/bound": lambda r: f"{r.streamed_s / r.bound_s:.2f}",
+        "overlap": lambda r: "" if r.overlap_share is None else f"{r.overlap_share:.2f}",
+    }
     for name in columns:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for images, r in rungs.items():
-        cells = [
-            r.streamed_s,
-            r.sequential_s,
-            r.same_device_s,
-            r.encode_s,
-            r.prefill_s,
-            r.waited_s,
-            r.hidden_s,
-            r.bound_s,
-        ]
-        shares = [f"{r.streamed_s / r.bound_s:.2f}", f"{r.overlap_share:.2f}"]
-        table.add_row(str(images), str(r.prompt_tokens), *(f"{cell:.3f}" for cell in cells), *shares)
+        table.add_row(str(images), *(show(r) for name, show in columns.items() if name != "N"))
     console.print(table)
-    rounded = {n: {k: round(v, 4) for k, v in asdict(r).items()} for n, r in rungs.items()}
+    rounded = {n: {k: None if v is None else round(v, 4) for k, v in asdict(r).items()} for n, r in rungs.items()}
     return json.dumps({"images": rounded})
 
 

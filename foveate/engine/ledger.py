@@ -16,7 +16,7 @@ Sink = Callable[[Event], None]
 
 @dataclass(slots=True)
 class Entry:
-    """One live request since `arrived_s`. `undecoded` holds the keys whose soundness is open; Started waits for them."""
+    """One live request since `arrived_s`; Started waits until `undecoded`, the keys not yet found sound, is empty."""
 
     uid: int
     arrived_s: float

@@ -16,7 +16,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-CHUNK_LEN = 64
+CHUNK_LEN = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ class _Shelf:
 
 
 class EncoderStream:
-    """Decodes and encodes pictures for one engine. Its methods are for the engine's thread; none waits for an encode."""
+    """Decodes and encodes pictures for one engine; its methods are for that engine's thread and never wait."""
 
     def __init__(self, kind: str, tower: TowerSource, decode_workers: int, notify: Callable[[], None]) -> None:
         """`notify` is called from other threads whenever `poll` has something to tell."""

@@ -215,7 +215,7 @@ class Scheduler:
     # --- tokens ---
 
     def _hand_out_tokens(self, now: float) -> _Step:
-        """Decoding requests first, then prompts, oldest first; an atomic span that never fits so goes before all."""
+        """Decode first, then prompts, oldest first; but an atomic span that would never fit so goes before all."""
         wanting = [request for request in self._running if self._want(request)]
         decoders = [request for request in wanting if request.decoding]
         prefills = [request for request in wanting if not request.decoding]

@@ -92,7 +92,8 @@ class Preparer:
                 f"the limit for prompt and answer together is {self._max_ctx}",
                 "messages",
             )
-        return lay_out(ids, self._card.image_token_id, pictures, self._card.image_rules.merge if self._card.image_rules else 1)
+        merge = self._card.image_rules.merge if self._card.image_rules else 1
+        return lay_out(ids, self._card.image_token_id, pictures, merge)
 
     def _ending(self, wishes: Wishes, prompt: Prompt) -> Ending:
         prompt_len = len(prompt.tokens)

@@ -1,8 +1,8 @@
 """Draws what happened to a request's images over time, for a terminal.
 
 Owns the picture: one lane per image with its decode, encode and prefill, one lane for the answer, on one axis. Takes
-the `timings` object of a response (seconds since the request arrived), so it draws the same for a remote server and for an
-engine in this process. Prints with `rich`; letters differ as well as colours, so that it reads without colour.
+the `timings` object of a response (seconds since the request arrived), so it draws the same for a remote server and
+for an engine in this process. Prints with `rich`; letters differ as well as colours, so that it reads without colour.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "engine": {"sched", "run", "core"},
     "service": {"prompt", "engine", "core"},
     "server": {"service", "core"},
-    "show": {"core"},
+    "show": {"core", "evals"},
     "evals": {"core"},
     "bench": {"core", "engine", "service"},
     "cli": {"core", "engine", "service", "server", "show", "evals", "bench"},

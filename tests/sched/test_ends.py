@@ -1,4 +1,4 @@
-"""How requests end: finished, refused, aborted at any moment, or failed; always once, and with everything given back."""
+"""How requests end: finished, refused, aborted at any moment, or failed; once, and with everything given back."""
 
 from __future__ import annotations
 

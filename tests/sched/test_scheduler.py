@@ -1,4 +1,4 @@
-"""Whose turn it is: tokens, memory, images, ends and faults, one small story each."""
+"""Whose turn it is: tokens, images and memory, one small story each."""
 
 from __future__ import annotations
 

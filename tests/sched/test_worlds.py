@@ -1,7 +1,7 @@
 """The property test of the scheduler: random workloads give exactly the plain greedy answers, whatever happens.
 
-`fakes.py` is the model and the oracle, `world.py` drives a workload. The second half plants faults, one at a time, and sees that the same
-workloads notice each of them: a property test that cannot fail proves nothing.
+`fakes.py` is the model and the oracle, `world.py` drives a workload. The second half plants faults, one at a time, and
+sees that the same workloads notice each of them: a property test that cannot fail proves nothing.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def rows_in_use_give_way(self: Images, running: list[Request]) -> set[str]:
     return set()
 
 
-def small_images_jump_ahead(self: Images, rows: int, *others: Any) -> list[str] | None:
+def rows_never_give_way(self: Images, rows: int, *others: Any) -> list[str] | None:
     return [] if self._free_rows() >= rows else None
 
 
@@ -186,7 +186,7 @@ FAULTS: tuple[tuple[type, str, Callable[..., Any]], ...] = (
     (Scheduler, "_forget", abort_frees_a_running_step),
     (Images, "release", abort_forgets_the_images),
     (Images, "_in_use", rows_in_use_give_way),
-    (Images, "_room_for", small_images_jump_ahead),
+    (Images, "_room_for", rows_never_give_way),
     (Images, "_room_for", capacity_is_ignored),
     (Images, "_evict", evicted_rows_count_as_landed),
     (Images, "land", late_landings_are_forgotten),
