@@ -19,8 +19,21 @@ IN = "in|for|from|on|according to|looking at|of"
 
 def matches(section: str, text: str, words: tuple[str, ...]) -> bool:
     """Whether some rule of the section reads the text when slots hold any of `words` or a number."""
-    plain = _plain(text)
-    return any(pattern.fullmatch(plain) for pattern in _patterns(section, words))
+    tokens = _plain(text).split(" ")
+    slot = _slot(words)
+    starts = {kind: _fits(_before(kind, slot), [" ".join(tokens[:at]) for at in range(len(tokens))])
+              for kind in ("NP", "WH", "C", "Q")}  # fmt: skip
+    ends = _fits(_after(slot), [" ".join(tokens[at:]) for at in range(1, len(tokens) + 1)])
+    for kind, pattern in _cores(section, slot):
+        for first in starts.get(kind, starts["Q"]):
+            for last in ends:
+                if last + 1 > first and pattern.fullmatch(" ".join(tokens[first : last + 1])):
+                    return True
+    return False
+
+
+def _fits(pattern: re.Pattern[str], texts: list[str]) -> list[int]:
+    return [at for at, text in enumerate(texts) if pattern.fullmatch(text)]
 
 
 def _plain(text: str) -> str:
@@ -29,19 +42,32 @@ def _plain(text: str) -> str:
 
 
 @lru_cache(maxsize=None)
-def _patterns(section: str, words: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
-    slot = "(?:" + "|".join([*(re.escape(_plain(word)) for word in words if word), r"[$]?\d+(?: \d+)?%?", NOUNS]) + ")"
-    leads = {"NP": f"(?:{_any('ask_np', slot)} )?", "WH": f"(?:{_any('ask_wh', slot)} ?)?",
-             "C": f"(?:{_any('ask_c', slot)} ?)?"}  # fmt: skip
+def _slot(words: tuple[str, ...]) -> str:
+    known = sorted({re.escape(_plain(word)) for word in words if word})
+    return "(?:" + "|".join([*known, r"[$]?\d+(?: \d+)?%?", NOUNS]) + ")"
+
+
+def _around(slot: str) -> str:
+    """A context or a reference to one of several charts."""
     named = f"(?:number|no|#|titled|called|about|named|with the title)? ?{slot}"
     where = f"(?:(?:{IN}) )?(?:the |this |that )?(?:(?:{PLACES}) )?(?:{NOUNS})(?: {named})?"
-    around = f"(?:{_any('context', slot)}|{where})"
-    hello, close = _any("hello", slot), _any("close", slot)
-    found = []
-    for rule in grammar()[section]:
-        core = f"{leads.get(rule.type, '')}{_regex(rule.node, slot)}"
-        found.append(re.compile(_tidy(f"(?:{hello} )?(?:{around} )?{core}(?: {around})?(?: {close})?")))
-    return tuple(found)
+    return f"(?:{_any('context', slot)}|{where})"
+
+
+@lru_cache(maxsize=None)
+def _before(kind: str, slot: str) -> re.Pattern[str]:
+    lead = f"(?:{_any({'NP': 'ask_np', 'WH': 'ask_wh', 'C': 'ask_c'}[kind], slot)})?" if kind != "Q" else ""
+    return re.compile(_tidy(f"(?:{_any('hello', slot)} ?)?(?:{_around(slot)} ?)?{lead}"))
+
+
+@lru_cache(maxsize=None)
+def _after(slot: str) -> re.Pattern[str]:
+    return re.compile(_tidy(f"(?:{_around(slot)} ?)?(?:{_any('close', slot)})?"))
+
+
+@lru_cache(maxsize=None)
+def _cores(section: str, slot: str) -> tuple[tuple[str, re.Pattern[str]], ...]:
+    return tuple((rule.type, re.compile(_tidy(_regex(rule.node, slot)))) for rule in grammar()[section])
 
 
 def _any(section: str, slot: str) -> str:

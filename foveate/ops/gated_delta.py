@@ -132,8 +132,9 @@ def delta_verify(x: DeltaInputs, state: Tensor, slots: Tensor, plan: ChunkPlan) 
     slots = slots if plan.order is None else slots[plan.order]
     chunks = _Chunks.of(x, plan)
     out, delta, _ = chunks.scan(state.index_select(0, slots), plan.widths)
-    heads = x.value.shape[1]
-    record = DeltaRecord(chunks.key.unflatten(0, (-1, heads)), delta.unflatten(0, (-1, heads)), chunks.total)
+    heads, repeat = x.value.shape[1], x.value.shape[1] // x.key.shape[1]
+    key = _cut(x.key, plan).repeat_interleave(repeat, 1)
+    record = DeltaRecord(key, delta.unflatten(0, (-1, heads)), chunks.total)
     return _ungather(out, plan, len(x.value)), record
 
 
@@ -158,9 +159,8 @@ class _Chunks:
     """All chunks of a step with what does not depend on the state; the leading axis is chunks * value heads."""
 
     query: Tensor  # [n, chunk_len, key dim], times exp(G)
-    key: Tensor  # [n, chunk_len, key dim]
-    key_in: Tensor  # key times exp(G): how the old state is read
-    key_out: Tensor  # key times exp(G_last - G): how deltas reach the next state
+    key_in: Tensor  # [n, chunk_len, key dim], times exp(G): how the old state is read
+    key_out: Tensor  # [n, chunk_len, key dim], times exp(G_last - G): how deltas reach the next state
     value: Tensor  # [n, chunk_len, value dim]
     solve: Tensor  # [n, chunk_len, chunk_len]: (I + A)^-1 diag(beta)
     inside: Tensor  # [n, chunk_len, chunk_len]: q_i.k_j exp(G_i - G_j) on and below the diagonal
@@ -170,32 +170,27 @@ class _Chunks:
 
     @classmethod
     def of(cls, x: DeltaInputs, plan: ChunkPlan) -> _Chunks:
-        heads, repeat = x.value.shape[1], x.value.shape[1] // x.key.shape[1]
-
-        def cut(t: Tensor) -> Tensor:  # [tokens, heads, ...] to [chunks, heads, chunk_len, ...]
-            return t.index_select(0, plan.take).unflatten(0, (-1, plan.chunk_len)).transpose(1, 2).contiguous()
-
-        query, key, value = cut(x.query), cut(x.key), cut(x.value)
+        chunk_len, heads, key_heads = plan.chunk_len, x.value.shape[1], x.key.shape[1]
+        query, key = _cut(x.query, plan), _cut(x.key, plan)  # [chunks, key heads, chunk_len, key dim]
         gates = torch.stack([x.decay, x.beta], -1).index_select(0, plan.take)  # [chunks * chunk_len, heads, 2]
         gates = gates if plan.keep is None else gates * plan.keep[..., None]
-        decay, beta = gates.unflatten(0, (-1, plan.chunk_len)).permute(3, 0, 2, 1)  # [chunks, heads, chunk_len]
+        decay, beta = gates.unflatten(0, (-1, chunk_len)).permute(3, 0, 2, 1)  # [chunks, heads, chunk_len]
         total = decay.cumsum(-1)
+
+        def spread(t: Tensor, factor: Tensor) -> Tensor:  # each key head to its value heads, scaled for them
+            return (t.unsqueeze(2) * factor.unflatten(1, (key_heads, -1))).flatten(0, 2)
+
         # Above the diagonal the difference is positive and its exponential may be infinite: never read unmasked.
-        fade = (total.unsqueeze(-1) - total.unsqueeze(-2)).exp()
-        grow = total.exp().unsqueeze(-1)
-        products = torch.matmul(torch.cat([key, query], 2), key.mT)  # [chunks, key heads, 2 chunk_len, chunk_len]
-        products = products.repeat_interleave(repeat, 1)
-        query, key = query.repeat_interleave(repeat, 1), key.repeat_interleave(repeat, 1)
-        system = products[..., : plan.chunk_len, :] * fade * beta.unsqueeze(-1)
-        inside = products[..., plan.chunk_len :, :].mul_(fade).tril_()
+        fade = (total.unsqueeze(-1) - total.unsqueeze(-2)).exp()  # [chunks, heads, chunk_len, chunk_len]
+        grow, shrink = total.exp().unsqueeze(-1), (total[..., -1:] - total).exp().unsqueeze(-1)
+        system = spread(torch.matmul(key, key.mT), fade * beta.unsqueeze(-1))
         return cls(
-            query=(query * grow).flatten(0, 1),
-            key=key.flatten(0, 1),
-            key_in=(key * grow).flatten(0, 1),
-            key_out=(key * (total[..., -1:] - total).exp().unsqueeze(-1)).flatten(0, 1),
-            value=value.flatten(0, 1),
-            solve=_unit_lower_inverse(system.flatten(0, 1)) * beta.flatten(0, 1).unsqueeze(-2),
-            inside=inside.flatten(0, 1),
+            query=spread(query, grow),
+            key_in=spread(key, grow),
+            key_out=spread(key, shrink),
+            value=_cut(x.value, plan).flatten(0, 1),
+            solve=_unit_lower_inverse(system).mul_(beta.flatten(0, 1).unsqueeze(-2)),
+            inside=spread(torch.matmul(query, key.mT), fade).tril_(),
             last=grow[..., -1:, :].flatten(0, 1),
             total=total,
             heads=heads,
@@ -222,6 +217,11 @@ class _Chunks:
         before, delta = _joined(befores), _joined(deltas)
         out = torch.baddbmm(torch.bmm(self.query, before), self.inside, delta)
         return out, delta, _joined([now, *reversed(finished)]).view(shape)
+
+
+def _cut(x: Tensor, plan: ChunkPlan) -> Tensor:
+    """[tokens, heads, dim] to [chunks, heads, chunk_len, dim]."""
+    return x.index_select(0, plan.take).unflatten(0, (-1, plan.chunk_len)).transpose(1, 2).contiguous()
 
 
 def _unit_lower_inverse(system: Tensor) -> Tensor:

@@ -88,7 +88,8 @@ class _Lingering(JSONResponse):
         await send({"type": "http.response.body", "body": self.body, "more_body": True})
         try:
             async with asyncio.timeout(LINGER_S):
-                pass
+                while (await receive()).get("more_body", False):
+                    pass
         except TimeoutError:
             pass
         await send({"type": "http.response.body", "body": b"", "more_body": False})

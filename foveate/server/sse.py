@@ -82,7 +82,7 @@ async def _parts(answer: Answer, channel: Channel, wording: Wording) -> None:
 
 
 def _progress(part: Progress) -> bytes:
-    return comment(f"encoded image {part.image} of {part.images}")
+    return comment(f"encoded image {part.image + 1} of {part.images}")
 
 
 async def _next(parts: AsyncIterator[AnswerPart], channel: Channel) -> AnswerPart | None:

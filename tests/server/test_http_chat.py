@@ -194,7 +194,7 @@ def test_logprobs_have_openai_s_shape_in_both_modes(live: Live) -> None:
 
 def test_progress_and_silence_become_comments(live: Live) -> None:
     gate = Gate()
-    live.play(Progress(1, 2), gate, Progress(2, 2), *words("ok"))
+    live.play(Progress(0, 2), gate, Progress(1, 2), *words("ok"))
     seen = []
     with live.http.stream("POST", "/v1/chat/completions", json={"messages": HELLO, "stream": True}) as response:
         for line in response.iter_lines():
@@ -207,7 +207,7 @@ def test_progress_and_silence_become_comments(live: Live) -> None:
 
 
 def test_progress_leaves_a_whole_answer_alone(live: Live) -> None:
-    live.play(Progress(1, 1), *words("ok"))
+    live.play(Progress(0, 1), *words("ok"))
     assert live.chat().json()["choices"][0]["message"]["content"] == "ok"
 
 
