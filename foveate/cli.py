@@ -22,6 +22,7 @@ import typer
 from foveate.core.config import Settings, settings_from
 from foveate.core.errors import FoveateError
 
+SUMMARY = "An inference server for vision-language models that streams each image into prefill."
 Model = Annotated[str, typer.Argument(help="demo, a checkpoint folder, or a hub id OWNER/NAME.")]
 
 
@@ -54,7 +55,7 @@ def _flag(name: str, kind: type, default: Any, metadata: Any) -> inspect.Paramet
         words[0] += f"/--no-{name.replace('_', '-')}"
     if "alias" in metadata:
         words.append(f"--{metadata['alias']}")
-    option = typer.Option(*words, help=metadata["help"], rich_help_panel="Settings")
+    option = typer.Option(*words, help=metadata["help"])
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
 
 
@@ -150,8 +151,10 @@ def bench_ttft(
 
 def build() -> typer.Typer:
     """The command tree."""
-    app = typer.Typer(name="foveate", help=__doc__.splitlines()[0], no_args_is_help=True, add_completion=False)
-    bench = typer.Typer(help="Measure; each prints a table, then one JSON line.", no_args_is_help=True)
+    # Plain help: rich's panels squeeze the texts of long flags into a narrow column.
+    plain = {"no_args_is_help": True, "add_completion": False, "rich_markup_mode": None}
+    app = typer.Typer(name="foveate", help=SUMMARY, **plain)
+    bench = typer.Typer(help="Measure; each prints a table, then one JSON line.", **plain)
     for command in (serve, ask, chat):
         app.command()(with_settings(command))
     app.command()(demo)

@@ -120,11 +120,12 @@ def _print_value(
     (face, text), ((left, top, right, bottom), level) = writing, where
     width = face.width(text)
     fits = width + 8 <= right - left if level else face.size + 4 <= bottom - top and width + 2 <= right - left
-    beyond = right + 5 + width > canvas.width - 2 if level else top - 4 - face.size < 2
+    gap = 1 if style.look == "mpl" else 5
+    beyond = right + gap + width > canvas.width - 2 if level else top - 4 - face.size < 2
     if (style.printed == "inside" and fits) or (beyond and fits):
         ink = (255, 255, 255) if sum(paint) < 430 else (0, 0, 0)
         at = (right - 4, (top + bottom) / 2) if level else ((left + right) / 2, top + 5)
         canvas.text(at, text, face, ink, "rm" if level else "mt")
         return
-    at = (min(right + 5, canvas.width - 3 - width), (top + bottom) / 2) if level else ((left + right) / 2, top - 4)
+    at = (min(right + gap, canvas.width - 3 - width), (top + bottom) / 2) if level else ((left + right) / 2, top - 4)
     canvas.text(at, text, face, style.ink, "lm" if level else "mb")

@@ -67,12 +67,13 @@ def _print_values(
     ys = [y for _, y in points]
     for at, ((x, y), value) in enumerate(zip(points, figures.values[0], strict=True)):
         text = value_text(style, figures, value)
-        valley = all(y > ys[near] for near in (at - 1, at + 1) if 0 <= near < len(ys))
+        valley = style.look != "mpl" and all(y > ys[near] for near in (at - 1, at + 1) if 0 <= near < len(ys))
         below = valley and axes.area.bottom - y > face.size + 10
         half = face.width(text) / 2
         x = min(max(x, half + 3), canvas.width - half - 3)
         place = (x, y + 7) if below else (x, y - 7)
-        _halo(canvas, style.plot, place, (face, text), below)
+        if style.look != "mpl":
+            _halo(canvas, style.plot, place, (face, text), below)
         canvas.text(place, text, face, style.ink, "mt" if below else "mb")
 
 

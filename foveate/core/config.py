@@ -11,16 +11,21 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from ipaddress import ip_network
+from pathlib import Path
 from typing import Any
 
 from foveate.core.errors import ConfigError
+from foveate.core.values import MAX_IMAGES
 
 MIB = 2**20
+MAX_JSON_DEPTH = 128  # the parser's own limit lies a little higher
+KEY_VARIABLE = "FOVEATE_API_KEY"
 
 
 def _option(default: Any, text: str, **extra: Any) -> Any:
-    """A dataclass field that the CLI turns into a flag; `extra` may give `alias` or `choices`."""
-    return field(default=default, metadata={"help": text, **extra})
+    """A dataclass field that the CLI turns into a flag; `extra` may give `alias`, or `secret` for what is not shown."""
+    return field(default=default, repr=not extra.get("secret", False), metadata={"help": text, **extra})
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,20 @@ class PictureLimits:
     total_pixels: int = 256 * MIB
     max_side: int = 65_535
     aspect_ratio: int = 200
+    images: int = MAX_IMAGES
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPlaces:
+    """Where pictures may come from besides the request itself, and how long that may take."""
+
+    http: bool = True
+    hosts: tuple[str, ...] = ()
+    networks: tuple[str, ...] = ()
+    ports: tuple[int, ...] = (80, 443)
+    folder: Path | None = None
+    fetch_s: float = 10.0
+    redirects: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +86,37 @@ class Settings:
     queue_image_rows: int = _option(1_048_576, "Image rows that may wait; beyond it 503.")
     queue_mib: int = _option(1024, "MiB of pictures that may wait; beyond it 503.")
     bypass: int = _option(8, "How many later requests may start before one that does not fit yet.")
-    max_image_mib: int = _option(20, "Largest encoded picture, in MiB.")
+    max_images: int = _option(MAX_IMAGES, f"Pictures of one request, {MAX_IMAGES} at most.")
+    max_image_mib: int = _option(20, "Largest encoded picture, in MiB; a fetched one is cut off there.")
     max_images_mib: int = _option(64, "Encoded pictures of one request together, in MiB.")
     max_image_mpix: int = _option(64, "Largest picture in Mi pixels, read from its header.")
     max_images_mpix: int = _option(256, "Pictures of one request together, in Mi pixels.")
+    max_image_side: int = _option(65_535, "Longest side of a picture, in pixels.")
+    max_image_aspect: int = _option(200, "Most that the longer side of a picture may measure of the shorter one.")
+    min_free_mib: int = _option(512, "Host memory to leave free, in MiB; requests with pictures get 503 below it.")
+    allow_http: bool = _option(True, "Fetch pictures from http and https URLs, from global addresses only.")
+    allowed_media_hosts: str = _option(
+        "", "Comma-separated host names that pictures may come from, .example.com for all below it; empty: any."
+    )
+    allowed_media_networks: str = _option(
+        "", "Comma-separated address ranges (10.1.0.0/16) that may be fetched from although they are not global."
+    )
+    allowed_media_ports: str = _option("80,443", "Comma-separated ports that pictures may be fetched from.")
+    media_path: str = _option("", "Folder below which file: URLs may name pictures; empty: none.")
+    fetch_s: float = _option(10.0, "Seconds for fetching a picture, from the name lookup to the last byte.")
+    fetch_redirects: int = _option(3, "Redirects that are followed while fetching; each is checked again.")
     max_body_mib: int = _option(100, "Largest request body, in MiB.")
+    max_json_depth: int = _option(64, f"Levels of nesting in a request body, {MAX_JSON_DEPTH} at most.")
+    body_s: float = _option(600.0, "Seconds for a whole request body to arrive.")
+    read_stall_s: float = _option(30.0, "Seconds that a client may pause while its request body is read.")
+    send_stall_s: float = _option(30.0, "Seconds that a client may take nothing of what is sent before it is dropped.")
+    api_key: str = _option(
+        "",
+        f"API keys, comma-separated, or @FILE with one a line; {KEY_VARIABLE} is read when empty. None: open to all.",
+        secret=True,
+    )
+    cors_origins: str = _option("*", "Comma-separated origins whose pages may ask; * for all, empty for none.")
+    encode_timeout_s: float = _option(300.0, "Seconds after which an encoder that does not answer counts as hung.")
     shutdown_s: float = _option(20.0, "Seconds that running requests get to finish on shutdown.")
     log_level: str = _option("info", "Log level: debug, info, warning or error.")
 
@@ -116,6 +161,7 @@ class Config:
     encoder_threads: int
     decode_workers: int
     pictures: PictureLimits
+    media: MediaPlaces
 
     @property
     def encoder_apart(self) -> bool:
@@ -123,8 +169,13 @@ class Config:
         return self.encoder_worker != "inline"
 
     def as_dict(self) -> dict[str, Any]:
-        """All values, nested, as JSON-ready types."""
-        return asdict(self)
+        """All values, nested, as JSON-ready types; of a secret only whether it is set."""
+        values = asdict(self)
+        for f in fields(Settings):
+            if f.metadata.get("secret") and values["settings"][f.name]:
+                values["settings"][f.name] = "(set)"
+        values["media"]["folder"] = None if self.media.folder is None else str(self.media.folder)
+        return values
 
 
 def usable_cores() -> int:
@@ -139,6 +190,29 @@ def settings_from(values: Mapping[str, Any]) -> Settings:
         if name not in known:
             raise ConfigError(f"unknown setting: {name}")
     return replace(Settings(), **values)
+
+
+def api_keys(settings: Settings, environment: Mapping[str, str] | None = None) -> tuple[str, ...]:
+    """The keys of which a client must send one; none means that no key is asked for.
+
+    `environment` stands in for the process's own. Raises ConfigError for a file that cannot be read or holds no key.
+    """
+    wish = settings.api_key or (os.environ if environment is None else environment).get(KEY_VARIABLE, "")
+    if not wish.startswith("@"):
+        return _words(wish)
+    try:
+        lines = Path(wish[1:]).expanduser().read_text("utf-8").splitlines()
+    except (OSError, ValueError):
+        raise ConfigError("the file that api-key names cannot be read") from None
+    keys = tuple(line.strip() for line in lines if line.strip() and not line.startswith("#"))
+    if not keys:
+        raise ConfigError("the file that api-key names holds no key")
+    return keys
+
+
+def _words(text: str) -> tuple[str, ...]:
+    """The words of a comma-separated list."""
+    return tuple(word for part in text.split(",") if (word := part.strip()))
 
 
 def device_of(wish: str, cuda_count: int) -> str:
@@ -184,8 +258,37 @@ def _split_threads(settings: Settings, shared_cpu: bool, facts: DeviceFacts) -> 
     return max(1, total - encoder), encoder
 
 
+def _media_places(settings: Settings) -> MediaPlaces:
+    networks, ports = _words(settings.allowed_media_networks), _words(settings.allowed_media_ports)
+    for network in networks:
+        try:
+            ip_network(network)
+        except ValueError:
+            raise ConfigError(f"allowed-media-networks: {network} is not an address range") from None
+    for port in ports:
+        if not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
+            raise ConfigError(f"allowed-media-ports: {port} is not a port")
+    folder = Path(settings.media_path).expanduser() if settings.media_path else None
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(f"media-path {settings.media_path} is not a folder")
+    return MediaPlaces(
+        http=settings.allow_http,
+        hosts=_words(settings.allowed_media_hosts),
+        networks=networks,
+        ports=tuple(int(port) for port in ports),
+        folder=folder,
+        fetch_s=settings.fetch_s,
+        redirects=settings.fetch_redirects,
+    )
+
+
 def _check_numbers(settings: Settings) -> None:
-    positive = ("max_concurrency", "page_len", "queue_requests", "max_body_mib", "max_image_mib", "max_images_mib")
+    positive = {"max_concurrency", "page_len", "queue_requests", "max_body_mib", "max_image_mib", "max_images_mib"}
+    positive |= {"max_images", "max_image_mpix", "max_images_mpix", "max_image_side", "max_image_aspect"}
+    positive |= {"max_json_depth", "body_s", "read_stall_s", "send_stall_s", "fetch_s", "encode_timeout_s"}
+    for name, most in (("max_images", MAX_IMAGES), ("max_json_depth", MAX_JSON_DEPTH)):
+        if getattr(settings, name) > most:
+            raise ConfigError(f"{name.replace('_', '-')} may be {most} at most, got {getattr(settings, name)}")
     for f in fields(Settings):
         value = getattr(settings, f.name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -230,5 +333,9 @@ def resolve(settings: Settings, model: ModelFacts, device: DeviceFacts) -> Confi
             total_bytes=settings.max_images_mib * MIB,
             image_pixels=settings.max_image_mpix * MIB,
             total_pixels=settings.max_images_mpix * MIB,
+            max_side=settings.max_image_side,
+            aspect_ratio=settings.max_image_aspect,
+            images=settings.max_images,
         ),
+        media=_media_places(settings),
     )

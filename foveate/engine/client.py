@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from foveate.core.values import Ending, Event, Failed, Finished, PixelSource, Prompt, Sampling
-from foveate.engine.loop import Abort, EngineLoop, Submit
+from foveate.engine.loop import Abort, EngineLoop, Submit, Together
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +58,19 @@ class EngineClient:
     def __init__(self, engine: EngineLoop) -> None:
         self._engine, self._uids = engine, itertools.count(1)
 
-    def submit(self, order: Order, deliver: Callable[[Event], None]) -> Ticket:
-        """Queue a request; its first event is Started, or Failed with the reason why it never will."""
-        ticket = Ticket(next(self._uids), self._engine, deliver)
-        letter = Submit(
-            ticket.uid, order.prompt, order.sources, order.sampling, order.ending, ticket.sink, order.held_bytes
-        )
-        self._engine.post(letter)
-        return ticket
+    def submit(self, orders: Sequence[tuple[Order, Callable[[Event], None]]]) -> list[Ticket]:
+        """Queue the choices of one answer, all or none; `deliver` of each gets its events.
+
+        The first event of each is Started, or Failed with the reason why it never will be.
+        """
+        tickets, letters = [], []
+        for order, deliver in orders:
+            ticket = Ticket(next(self._uids), self._engine, deliver)
+            tickets.append(ticket)
+            letters.append(
+                Submit(
+                    ticket.uid, order.prompt, order.sources, order.sampling, order.ending, ticket.sink, order.held_bytes
+                )
+            )
+        self._engine.post(Together(tuple(letters)))
+        return tickets

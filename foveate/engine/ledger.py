@@ -51,9 +51,7 @@ class Ledger:
     def __iter__(self) -> Iterator[int]:
         return iter(tuple(self._entries))
 
-    def open(
-        self, uid: int, prompt: Prompt, sources: tuple[PixelSource, ...], sink: Sink, now: float
-    ) -> None:
+    def open(self, uid: int, prompt: Prompt, sources: tuple[PixelSource, ...], sink: Sink, now: float) -> None:
         by_key = {source.key: source for source in sources}
         timing = {span.key: ImageTiming(span.key, span.rows) for span in prompt.spans}
         self._entries[uid] = Entry(uid, now, prompt, by_key, sink, set(by_key), timing)

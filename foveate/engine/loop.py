@@ -49,6 +49,13 @@ class Submit:
 
 
 @dataclass(frozen=True, slots=True)
+class Together:
+    """Requests that are taken in all or none: the choices of one answer."""
+
+    letters: tuple[Submit, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Abort:
     """Nobody waits for this request any more."""
 
@@ -65,7 +72,7 @@ class Stop:
     """End the loop: abort what still runs."""
 
 
-Letter = Submit | Abort | Nudge | Stop
+Letter = Together | Abort | Nudge | Stop
 
 
 class EngineLoop:
@@ -94,13 +101,13 @@ class EngineLoop:
     def start(self) -> None:
         self._thread.start()
 
-    def post(self, letter: Submit | Abort) -> None:
+    def post(self, letter: Together | Abort) -> None:
         """Hand a letter in from any thread. After the end a request is answered at once with why it cannot run."""
         with self._gate:
             if self._accepting:
                 return self._mailbox.put(letter)
-        if isinstance(letter, Submit):
-            letter.sink(Failed(letter.uid, Busy("the server is shutting down", retry_after_s=10)))
+        if isinstance(letter, Together):
+            _refuse(letter, Busy("the server is shutting down", retry_after_s=10))
 
     def close(self) -> None:
         """Abort everything, join the thread and the encoder. Idempotent."""
@@ -171,23 +178,29 @@ class EngineLoop:
         return self._encoder is not None and self._encoder.inline_work
 
     def _open(self, letter: Letter) -> None:
-        if isinstance(letter, Submit):
+        if isinstance(letter, Together):
             self._take_in(letter)
         elif isinstance(letter, Abort):
             self._abort(letter.uid)
         elif isinstance(letter, Stop):
             self._stopping = True
 
-    def _take_in(self, letter: Submit) -> None:
-        now = time.monotonic()
+    def _take_in(self, together: Together) -> None:
+        now, taken = time.monotonic(), []
         try:
-            if letter.prompt.spans and self._encoder is None:
-                raise RequestFailed("this engine has no vision encoder")
-            self._ledger.open(letter.uid, letter.prompt, letter.sources, letter.sink, now)
-            self._scheduler.submit(letter.uid, letter.prompt, letter.sampling, letter.ending, now, letter.held_bytes)
+            for letter in together.letters:
+                if letter.prompt.spans and self._encoder is None:
+                    raise RequestFailed("this engine has no vision encoder")
+                self._scheduler.submit(
+                    letter.uid, letter.prompt, letter.sampling, letter.ending, now, letter.held_bytes
+                )
+                taken.append(letter.uid)
+                self._ledger.open(letter.uid, letter.prompt, letter.sources, letter.sink, now)
         except FoveateError as error:
-            self._ledger.close(letter.uid)
-            letter.sink(Failed(letter.uid, error))
+            for uid in taken:
+                self._scheduler.abort(uid)
+                self._ledger.close(uid)
+            _refuse(together, error)
 
     def _abort(self, uid: int) -> None:
         timings = self._scheduler.timings(uid)
@@ -269,7 +282,12 @@ class EngineLoop:
                 entry.sink(Failed(uid, failure))
         while not self._mailbox.empty():
             letter = self._mailbox.get_nowait()
-            if isinstance(letter, Submit):
-                letter.sink(Failed(letter.uid, failure))
+            if isinstance(letter, Together):
+                _refuse(letter, failure)
             elif isinstance(letter, Stop):
                 self._stopping = True
+
+
+def _refuse(together: Together, error: FoveateError) -> None:
+    for letter in together.letters:
+        letter.sink(Failed(letter.uid, error))

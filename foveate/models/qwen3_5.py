@@ -77,8 +77,8 @@ class DeltaNet:
 
     into: [hidden, columns of query, key and value channels, then output gates z, write strengths b, decays a]; conv:
     [kernel, channels]; rate: -exp(A_log) and bias: dt_bias, float32 [value heads]; norm: float32 [value dim]; unit:
-    float32 [2 * key heads, 1], what turns RMS-normed queries and keys into unit ones (queries also scaled); out:
-    [value heads * value dim, hidden].
+    float32 [2 * key heads, 1], what turns RMS-normed queries and keys into unit ones (queries also scaled);
+    unit_copies: the same [2 * key heads, value heads per key head, 1]; out: [value heads * value dim, hidden].
     """
 
     into: Tensor
@@ -87,6 +87,7 @@ class DeltaNet:
     bias: Tensor
     norm: Tensor
     unit: Tensor
+    unit_copies: Tensor
     out: Tensor
 
     def add_to(self, hidden: Tensor, x: Tensor, step: Step, memory: tuple[Tensor, Tensor], config: TextConfig) -> None:
@@ -98,10 +99,13 @@ class DeltaNet:
         qk, v = mixed.split([2 * config.keys, config.values], -1)
         # x / sqrt(sum x^2 + 1e-6) is an RMS norm with its epsilon divided by the width, up to a constant.
         qk = qk.unflatten(-1, (2 * config.key_heads, config.key_dim))
-        qk = rms_norm(qk, None, 1e-6 / config.key_dim).mul_(self.unit)
+        qk = rms_norm(qk, None, 1e-6 / config.key_dim)
+        # Single tokens want one copy per value head, which the scaling then makes along the way.
+        qk = qk.mul_(self.unit) if step.run_lens else (qk.unsqueeze(2) * self.unit_copies).flatten(1, 2)
+        query, key = qk.chunk(2, 1)
         inputs = DeltaInputs(
-            query=qk[:, : config.key_heads],
-            key=qk[:, config.key_heads :],
+            query=query,
+            key=key,
             value=v.unflatten(-1, (config.value_heads, config.value_dim)),
             decay=F.softplus(a.float() + self.bias).mul_(self.rate),
             beta=b.float().sigmoid(),

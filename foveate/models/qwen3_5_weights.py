@@ -137,6 +137,7 @@ def _delta(source: Source, at: str, c: TextConfig) -> DeltaNet:
         bias=source.exact(at + "dt_bias"),
         norm=source.exact(at + "norm.weight"),
         unit=unit,
+        unit_copies=unit.unsqueeze(1).repeat(1, c.value_heads // c.key_heads, 1),
         out=_turned(source.get(at + "out_proj.weight")),
     )
 

@@ -101,14 +101,17 @@ def delta_step(x: DeltaInputs, state: Tensor, slots: Tensor) -> Tensor:
 
     Returns [tokens, value heads, value dim].
     """
-    repeat = x.value.shape[1] // x.key.shape[1]
-    query, key = x.query.repeat_interleave(repeat, 1), x.key.repeat_interleave(repeat, 1)
-    old = state.index_select(0, slots).mul_(x.decay.exp()[..., None, None])
-    read = torch.matmul(key.unsqueeze(-2), old).squeeze(-2)  # [tokens, value heads, value dim]
-    delta = (x.value - read).mul_(x.beta.unsqueeze(-1))
-    new = old.addcmul_(key.unsqueeze(-1), delta.unsqueeze(-2))
-    state.index_copy_(0, slots, new)
-    return torch.matmul(query.unsqueeze(-2), new).squeeze(-2)
+    tokens, heads, dim = x.value.shape
+    query, key = x.query, x.key
+    if key.shape[1] != heads:
+        query, key = (t.repeat_interleave(heads // t.shape[1], 1) for t in (query, key))
+    query, key, value = (t.reshape(tokens * heads, 1, -1) for t in (query, key, x.value))
+    now = state.index_select(0, slots).view(tokens * heads, -1, dim)
+    now.mul_(x.decay.exp().view(-1, 1, 1))
+    delta = torch.baddbmm(value, key, now, alpha=-1).mul_(x.beta.reshape(-1, 1, 1))  # [tokens * heads, 1, value dim]
+    now.addcmul_(key.mT, delta)
+    state.index_copy_(0, slots, now.view(tokens, heads, -1, dim))
+    return torch.bmm(query, now).view(tokens, heads, dim)
 
 
 def delta_runs(x: DeltaInputs, state: Tensor, slots: Tensor, plan: ChunkPlan) -> Tensor:

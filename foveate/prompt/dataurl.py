@@ -49,7 +49,9 @@ def data_url(url: str, limits: PictureLimits, param: str) -> bytes:
 
 
 def _base64_bytes(raw: bytes, limits: PictureLimits, param: str) -> bytes:
-    text = _LINE_ENDS.sub(b"", raw.strip()).translate(_FROM_URL_SAFE)
+    text = raw.strip().translate(_FROM_URL_SAFE)
+    if any(end in text for end in (b"\n", b"\r", b"\t", b"\f")):
+        text = _LINE_ENDS.sub(b"", text)
     digits = text.rstrip(b"=")
     padding_len = len(text) - len(digits)
     if len(digits) * 3 // 4 > limits.image_bytes:

@@ -83,4 +83,8 @@ def limits_from(settings: Settings) -> Limits:
     return Limits(
         body_bytes=settings.max_body_mib * MIB,
         held_bytes=max(settings.queue_mib, settings.max_body_mib) * MIB,
+        json_depth=settings.max_json_depth,
+        read_stall_s=settings.read_stall_s,
+        body_s=settings.body_s,
+        send_stall_s=settings.send_stall_s,
     )

@@ -49,13 +49,7 @@ class Answer:
 
     async def begin(self, client: EngineClient) -> None:
         """Queue all choices and wait until the first is under way; raises why it will never be."""
-        prepared = self._prepared
-        for choice in self._choices:
-            sampling = replace(prepared.sampling, seed=prepared.sampling.seed + choice.number)
-            # The pictures are shared by all choices, so they are held once.
-            held_bytes = 0 if choice.number else prepared.held_bytes
-            order = Order(prepared.prompt, prepared.pictures, sampling, prepared.ending, held_bytes)
-            self._tickets.append(client.submit(order, self._deliver(choice)))
+        self._tickets = client.submit([(self._order(choice), self._deliver(choice)) for choice in self._choices])
         waiting: list[tuple[_Choice, Event]] = []
         while True:
             choice, event = await self._events.get()
@@ -66,6 +60,13 @@ class Answer:
             waiting.append((choice, event))
         for item in waiting:
             self._events.put_nowait(item)
+
+    def _order(self, choice: _Choice) -> Order:
+        prepared = self._prepared
+        sampling = replace(prepared.sampling, seed=prepared.sampling.seed + choice.number)
+        # The pictures are shared by all choices, so they are held once.
+        held_bytes = 0 if choice.number else prepared.held_bytes
+        return Order(prepared.prompt, prepared.pictures, sampling, prepared.ending, held_bytes)
 
     def _deliver(self, choice: _Choice) -> Callable[[Event], None]:
         return lambda event: self._events.put_nowait((choice, event))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps
 
 from foveate.core.config import PictureLimits
 from foveate.core.errors import InvalidImage
@@ -305,3 +305,11 @@ def test_colour_profiles_are_ignored() -> None:
     profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("LAB")).tobytes()
     plain, tagged = encoded(SMOOTH), encoded(SMOOTH, icc_profile=profile)
     assert np.array_equal(pixels(plain), pixels(tagged))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_measuring_decodes_nothing(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, loads = encoded(SMOOTH, form), []
+    monkeypatch.setattr(ImageFile.ImageFile, "load", lambda image: loads.append(image))
+    assert measure(data, RULES, LIMITS, "p").rows == 6
+    assert loads == []

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from ipaddress import ip_address
 from pathlib import Path
 
+import httpx
 import pytest
 
 from foveate.core.chat import ImageSource
 from foveate.core.config import PictureLimits
 from foveate.core.errors import InvalidRequest, TooLarge
 from foveate.prompt.fetch import FetchPolicy, HostRules, fetch
-from foveate.prompt.guard import system_resolver
+from foveate.prompt.guard import GuardedTransport, system_resolver
 
 BODY = b"\x89PNG" + bytes(range(256)) * 8
 
@@ -102,10 +103,10 @@ async def test_the_next_address_is_tried_when_one_does_not_answer(site: Site) ->
     "host",
     [
         "127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "[::ffff:7f00:1]", "2130706433", "0x7f.1", "0x7f000001",
-        "0177.0.0.1", "127.1", "127.0.0.1.", "localhost", "localhost.", "LOCALHOST", "0.0.0.0", "[::]",
-        "169.254.169.254", "10.0.0.1", "192.168.1.1", "172.16.0.1", "100.64.0.1", "[fe80::1]", "[fd00::1]", "[64:ff9b::7f00:1]", "[2002:7f00:1::]",
-        "224.0.0.1", "255.255.255.255", "[ff02::1]", "user@127.0.0.1", "example.com@127.0.0.1", "192.0.2.1",
-        "①②⑦.⓪.⓪.①", "127。0。0。1",
+        "0177.0.0.1", "127.1", "127.0.0.1.", "localhost", "localhost.", "LOCALHOST", "0.0.0.0", "[::]", "10.0.0.1",
+        "169.254.169.254", "192.168.1.1", "172.16.0.1", "100.64.0.1", "[fe80::1]", "[fd00::1]", "[64:ff9b::7f00:1]",
+        "[2002:7f00:1::]", "224.0.0.1", "255.255.255.255", "[ff02::1]", "user@127.0.0.1", "example.com@127.0.0.1",
+        "192.0.2.1", "①②⑦.⓪.⓪.①", "127。0。0。1",
     ],
 )  # fmt: skip
 async def test_B55_addresses_that_are_not_global_are_never_dialled(site: Site, host: str) -> None:
@@ -130,6 +131,31 @@ async def test_B55_a_public_name_with_a_private_address(site: Site, addresses: t
     with pytest.raises(InvalidRequest, match="does not fetch from"):
         await get(f"http://public.example:{site.port}/a.png", guarded(site), resolver(*addresses))
     assert site.connections == 0
+
+
+@pytest.mark.parametrize(
+    "host", ["2130706433", "0x7f.1", "0x7f000001", "0177.0.0.1", "127.1", "1.2.3.4.5", "x.0x1", "0x"]
+)
+async def test_B55_names_that_some_read_as_numbers_are_not_even_looked_up(site: Site, host: str) -> None:
+    asked: list[str] = []
+    with pytest.raises(InvalidRequest):
+        await get(f"http://{host}:{site.port}/", guarded(site), resolver("93.184.216.34", asked=asked))
+    assert asked == []
+
+
+async def test_the_address_is_dialled_and_the_name_is_what_certificates_are_checked_against() -> None:
+    dialled: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        dialled.append(request)
+        return httpx.Response(200)
+
+    transport = GuardedTransport(HostRules(), resolver("93.184.216.34"), "p", httpx.MockTransport(answer))
+    async with httpx.AsyncClient(transport=transport) as client:
+        await client.get("https://pictures.example/a.png")
+    (request,) = dialled
+    assert request.url.host == "93.184.216.34" and request.headers["host"] == "pictures.example"
+    assert request.extensions["sni_hostname"] == "pictures.example"
 
 
 async def test_B55_a_name_is_resolved_once(site: Site) -> None:

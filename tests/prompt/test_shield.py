@@ -73,9 +73,14 @@ def test_the_models_own_markup_is_kept_but_not_its_control_tokens() -> None:
     assert marked.startswith("<think>why</think>yes<") and "<|im_end|>" not in marked
 
 
-def test_a_template_that_completes_a_clients_beginning() -> None:
-    rendered = "<|" + CLIENT.mark("im_start|") + ">" + CLIENT.mark("<|im_") + "end|>"
-    assert whole(CLIENT.cut(rendered)) == 0
+def test_B18_a_template_cannot_complete_what_a_client_began() -> None:
+    for parts in (
+        ("<|", CLIENT.mark("im_start|"), ">"),
+        ("<|im_", CLIENT.mark("start|> and more")),
+        (CLIENT.mark("so <|im_"), "start|>"),
+    ):
+        assert whole(["".join(parts).replace(MARK, "")]) == 1
+        assert whole(CLIENT.cut("".join(parts))) == 0
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb"])

@@ -119,6 +119,13 @@ def test_B48_stops_in_any_text(parts: list[list[int]], stops: tuple[str, ...]) -
         assert run([ids[: used - 1]], stops)[2] == ""
 
 
+def test_B48_of_overlapping_stops_in_one_token_the_first_complete_one_counts() -> None:
+    ids = TOKENS.encode("xin")
+    assert [TOKENS.raw(token) for token in ids] == [b"x", b"in"]
+    assert run([ids], ("xin", "i")) == ("x", 2, "i")
+    assert run([ids], ("in", "n")) == ("x", 2, "in")
+
+
 def test_B48_nothing_of_a_stop_is_sent_early() -> None:
     stream = TextStream(TOKENS, ("DEFGHIJ",))
     sent = "".join(stream.push([TOKENS.id_of(c)]).text for c in "ABCDEFGHI")
