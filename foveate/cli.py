@@ -75,15 +75,17 @@ def serve(
         return
     import asyncio
 
+    from foveate.core.config import api_keys
     from foveate.server.app import create_app
     from foveate.server.run import serve as run_server
 
+    keys = api_keys(settings)  # a file that cannot be read is told before the weights are loaded
     _log_to_stderr(settings.log_level)
     service = _open_service(model, settings)
     logging.getLogger("foveate").info("configuration: %s", json.dumps(service.engine.config.as_dict()))
     try:
         run_server(
-            create_app(service, settings),
+            create_app(service, settings, keys=keys),
             service,
             host=settings.host,
             port=settings.port,
@@ -149,6 +151,31 @@ def bench_ttft(
     typer.echo(run(model, settings, Plan(rungs, repeats, width, height)))
 
 
+def eval_charts(
+    model: Annotated[
+        str, typer.Argument(help="demo, a checkpoint folder, a hub id, or with --url the served name.")
+    ] = "demo",
+    url: Annotated[str, typer.Option(help="Ask a running server instead of opening the model here.")] = "",
+    which: Annotated[
+        str, typer.Option("--set", help="charts, wordings, descriptions, matplotlib, sanity, images.")
+    ] = "charts",
+    out: Annotated[Path | None, typer.Option(help="Write each answer to this file, as JSON lines.")] = None,
+    against: Annotated[Path | None, typer.Option(help="Compare with the answers of an earlier --out file.")] = None,
+    concurrency: Annotated[int, typer.Option(help="Questions asked at once.", min=1)] = 4,
+    limit: Annotated[int | None, typer.Option(help="Only the first so many questions.", min=1)] = None,
+    *,
+    settings: Settings,
+) -> None:
+    """Ask about the bundled charts and count right answers; ends with one JSON line."""
+    from foveate.evals import charts
+    from foveate.show.talk import evaluate
+
+    if which not in charts.SETS:
+        raise typer.BadParameter(f"{which}: one of {', '.join(charts.SETS)}", param_hint="--set")
+    plan = charts.Plan(which, concurrency, limit, out, against)
+    charts.print_report(evaluate(plan, url, model, lambda: _open_service(model, settings)))
+
+
 def build() -> typer.Typer:
     """The command tree."""
     # Plain help: rich's panels squeeze the texts of long flags into a narrow column.
@@ -159,7 +186,13 @@ def build() -> typer.Typer:
         app.command()(with_settings(command))
     app.command()(demo)
     bench.command("ttft")(with_settings(bench_ttft))
+    bench.callback()(lambda: None)
     app.add_typer(bench, name="bench")
+    evals = typer.Typer(help="Ask questions with known answers.", **plain)
+    evals.command("charts")(with_settings(eval_charts))
+    # One command in the group would become the group itself.
+    evals.callback()(lambda: None)
+    app.add_typer(evals, name="eval")
     return app
 
 

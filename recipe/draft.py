@@ -156,10 +156,11 @@ def sample_blocks(ids: Tensor, age: Tensor, target: Target, block: int, count: i
     weights = alive * torch.exp(-steps[:-1] / 4.0)
     words = torch.where(steps == 0, ids.gather(1, flat).view_as(places), mask_id).flatten(1)
     where = age.gather(1, anchors)[..., None] + steps
-    return Blocks(words, where.flatten(1), _seen(anchors, age, block), labels, weights)
+    return Blocks(words, where.flatten(1), block_mask(anchors, age, block), labels, weights)
 
 
-def _seen(anchors: Tensor, age: Tensor, block: int) -> Tensor:
+def block_mask(anchors: Tensor, age: Tensor, block: int) -> Tensor:
+    """What each block sees: its conversation before the anchor, and itself; [rows, 1, n, tokens + n]."""
     rows, tokens = age.shape
     count = anchors.shape[1]
     key = torch.arange(tokens, device=age.device)

@@ -25,8 +25,8 @@ from recipe.export import export_draft, export_model
 from recipe.feed import FeedPlan, PackFeed
 from recipe.journal import Journal, draw_curve
 from recipe.losses import exact_answers
+from recipe.mix import test_draw, train_draw
 from recipe.packs import Draw, PackShape, fill_pack
-from recipe.sample import conversation
 from recipe.shapes import Shape
 from recipe.staging import Stager, StaticPack
 from recipe.tokenizer import special_ids, train_tokenizer
@@ -51,16 +51,6 @@ class RunPlan:
     held_out: int = 6  # packs of the test split scored after training
     texts: int = TEXTS
     device: str = "cuda"
-
-
-def train_draw(rng: random.Random) -> Any:
-    """A conversation to train on."""
-    return conversation(rng, "train")
-
-
-def test_draw(rng: random.Random) -> Any:
-    """A held-out conversation: words, fonts and styles never trained on."""
-    return conversation(rng, "test")
 
 
 def texts_of(job: tuple[int, int]) -> list[str]:

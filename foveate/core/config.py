@@ -8,6 +8,7 @@ plain numbers.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -118,6 +119,7 @@ class Settings:
     cors_origins: str = _option("*", "Comma-separated origins whose pages may ask; * for all, empty for none.")
     encode_timeout_s: float = _option(300.0, "Seconds after which an encoder that does not answer counts as hung.")
     shutdown_s: float = _option(20.0, "Seconds that running requests get to finish on shutdown.")
+    inject_fault: str = _option("", "For tests of failures: KIND:N makes the N-th encode or step fail; empty: none.")
     log_level: str = _option("info", "Log level: debug, info, warning or error.")
 
 
@@ -199,7 +201,7 @@ def api_keys(settings: Settings, environment: Mapping[str, str] | None = None) -
     """
     wish = settings.api_key or (os.environ if environment is None else environment).get(KEY_VARIABLE, "")
     if not wish.startswith("@"):
-        return _words(wish)
+        return words(wish)
     try:
         lines = Path(wish[1:]).expanduser().read_text("utf-8").splitlines()
     except (OSError, ValueError):
@@ -210,7 +212,7 @@ def api_keys(settings: Settings, environment: Mapping[str, str] | None = None) -
     return keys
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
     """The words of a comma-separated list."""
     return tuple(word for part in text.split(",") if (word := part.strip()))
 
@@ -259,7 +261,7 @@ def _split_threads(settings: Settings, shared_cpu: bool, facts: DeviceFacts) -> 
 
 
 def _media_places(settings: Settings) -> MediaPlaces:
-    networks, ports = _words(settings.allowed_media_networks), _words(settings.allowed_media_ports)
+    networks, ports = words(settings.allowed_media_networks), words(settings.allowed_media_ports)
     for network in networks:
         try:
             ip_network(network)
@@ -273,7 +275,7 @@ def _media_places(settings: Settings) -> MediaPlaces:
         raise ConfigError(f"media-path {settings.media_path} is not a folder")
     return MediaPlaces(
         http=settings.allow_http,
-        hosts=_words(settings.allowed_media_hosts),
+        hosts=words(settings.allowed_media_hosts),
         networks=networks,
         ports=tuple(int(port) for port in ports),
         folder=folder,
@@ -293,7 +295,7 @@ def _check_numbers(settings: Settings) -> None:
         value = getattr(settings, f.name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             continue
-        if value < 0 or (f.name in positive and value == 0):
+        if not math.isfinite(value) or value < 0 or (f.name in positive and value == 0):
             raise ConfigError(f"{f.name.replace('_', '-')} must be positive, got {value}")
 
 

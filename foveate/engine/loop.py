@@ -122,6 +122,12 @@ class EngineLoop:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def encoder_hung(self) -> bool:
+        """Whether the encoder has work and has given no sign for too long; safe to read from any thread."""
+        encoder = self._encoder
+        return encoder is not None and encoder.is_hung
+
     def stats(self) -> Stats:
         """The scheduler's numbers as of its last turn; safe to read from any thread."""
         return self._stats

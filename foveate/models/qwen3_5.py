@@ -95,7 +95,8 @@ class DeltaNet:
         carried, state = memory
         channels = 2 * config.keys + config.values
         mixed, z, b, a = torch.mm(x, self.into).split([channels, config.values, *[config.value_heads] * 2], -1)
-        mixed = F.silu(causal_conv(mixed, self.conv, carried, step.slots, step.run_lens)).float()
+        mixed = causal_conv(mixed, self.conv, carried, step.slots, step.run_lens)
+        mixed = F.silu(mixed, inplace=True).float()
         qk, v = mixed.split([2 * config.keys, config.values], -1)
         # x / sqrt(sum x^2 + 1e-6) is an RMS norm with its epsilon divided by the width, up to a constant.
         qk = qk.unflatten(-1, (2 * config.key_heads, config.key_dim))

@@ -85,6 +85,10 @@ def _describe_qwen(folder: Path, config: Config) -> ModelCard:
     image_token = config.get("image_token_id")
     if seeing and not isinstance(image_token, int):
         raise CheckpointError("config.json lacks image_token_id")
+    if seeing and (rows := vision_config(config).out) != text.hidden:
+        raise CheckpointError(
+            f"config.json: vision_config.out_hidden_size {rows} differs from hidden_size {text.hidden}"
+        )
     generation = read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
     return ModelCard(
         model_type=config["model_type"],

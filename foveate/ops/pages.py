@@ -56,12 +56,11 @@ def lay_out(pages: Tensor, past_lens: tuple[int, ...], query_lens: tuple[int, ..
 
 def flat_slots(pages: Tensor, past_lens: tuple[int, ...], query_lens: tuple[int, ...], page_len: int) -> Tensor:
     """Flat slots (page * page_len + offset) [tokens] of the new tokens, in batch order."""
-    sequences, indices = [], []
-    for s, (past_len, query_len) in enumerate(zip(past_lens, query_lens, strict=True)):
-        sequences += [s] * query_len
-        indices += range(past_len, past_len + query_len)
-    where = torch.tensor([sequences, indices]).to(pages.device)
-    return pages[where[0], where[1] // page_len] * page_len + where[1] % page_len
+    sequences = torch.arange(len(query_lens)).repeat_interleave(torch.tensor(query_lens))
+    spans = zip(past_lens, query_lens, strict=True)
+    indices = torch.cat([torch.arange(past_len, past_len + query_len) for past_len, query_len in spans])
+    row, at = torch.stack([sequences, indices]).to(pages.device)
+    return pages[row, at // page_len] * page_len + at % page_len
 
 
 def causal_mask(past_len: int, query_len: int, device: torch.device) -> Tensor:

@@ -18,7 +18,17 @@ from typing import Any
 
 from foveate.core.errors import EncodeFailed, InvalidImage
 from foveate.core.values import PixelSource
-from foveate.run.encoder_worker import Encoded, Lost, Reply, TowerSource, Worker, open_worker
+from foveate.run.encoder_process import ProcessWorker
+from foveate.run.encoder_worker import (
+    Encoded,
+    InlineWorker,
+    Lost,
+    Reply,
+    Reporter,
+    ThreadWorker,
+    TowerSource,
+    Worker,
+)
 
 KEEP_BYTES = 512 * 2**20  # decoded pictures held ahead of the encoder; beyond it they are decoded again in their turn
 
@@ -60,7 +70,7 @@ class EncoderStream:
     def __init__(self, kind: str, tower: TowerSource, decode_workers: int, notify: Callable[[], None]) -> None:
         """`notify` is called from other threads whenever `poll` has something to tell."""
         self.place = tower.place if kind == "inline" else f"{tower.place} ({kind})"
-        self._notify, self._shelf = notify, _Shelf()
+        self._notify, self._shelf, self._patience_s = notify, _Shelf(), tower.patience_s
         self._pool = ThreadPoolExecutor(decode_workers, thread_name_prefix="foveate-decode")
         self.worker: Worker = open_worker(kind, tower, self._report)
 
@@ -95,6 +105,12 @@ class EncoderStream:
                 self._shelf.order.remove(key)
             elif picture.submitted:
                 self.worker.cancel(key)
+
+    @property
+    def is_hung(self) -> bool:
+        """Whether the worker has given no sign over its work for longer than it may."""
+        since_s = self.worker.silent_since_s
+        return since_s is not None and time.monotonic() - since_s > self._patience_s
 
     @property
     def inline_work(self) -> bool:
@@ -177,3 +193,13 @@ def _checked(reply: Reply, source: PixelSource) -> Reply:
     if isinstance(reply, Encoded) and len(reply.rows) != source.rows:
         return Lost(reply.key, EncodeFailed(f"the encoder gave {len(reply.rows)} rows for {source.rows} tokens"))
     return reply
+
+
+def open_worker(kind: str, source: TowerSource, report: Reporter) -> Worker:
+    """A worker of the kind that `Config.encoder_worker` names: inline, thread or process."""
+    kinds: dict[str, Callable[[TowerSource, Reporter], Worker]] = {
+        "inline": InlineWorker,
+        "thread": ThreadWorker,
+        "process": ProcessWorker,
+    }
+    return kinds[kind](source, report)

@@ -1,23 +1,18 @@
-"""Where the vision tower runs: on the caller's thread, on a thread of its own, or in a process of its own.
+"""Where the vision tower runs: on the caller's thread or on a thread of its own (`encoder_process.py`: in a process).
 
-Owns the three placements behind one small protocol. A worker encodes one image at a time in the order it was given
-them, answers each exactly once (`Encoded` or `Lost`) unless it was cancelled before it began, and leaves no thread or
-process behind after `close`. An exception costs its image; the death of the process costs the images it held, and the
-next job starts another. Refuses to know requests, prompts and which image matters most.
+Owns the protocol that all placements share. A worker encodes one image at a time in the order it was given them,
+answers each exactly once (`Encoded` or `Lost`) unless it was cancelled before it began, and leaves no thread or process
+behind after `close`. An exception costs its image. Refuses to know requests, prompts and which image matters most.
 """
 
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import os
-import signal
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 import torch
@@ -53,15 +48,25 @@ Reporter = Callable[[Reply], None]
 
 @dataclass(frozen=True, slots=True)
 class TowerSource:
-    """How to make a tower, wherever it is to live: `load()` (picklable), `threads` on the CPU, `place` for the log."""
+    """How to make a tower, wherever it is to live.
+
+    load: makes it; picklable. threads: of the CPU. place: for the log. patience_s: how long it may be silent over its
+    work before it counts as hung.
+    """
 
     load: Callable[[], VisionTower]
     threads: int
     place: str = "cpu"
+    patience_s: float = 300.0
 
 
 class Worker(Protocol):
-    """A place that encodes. `send` never blocks for an encode; replies arrive through the reporter it was made with."""
+    """A place that encodes. `send` never blocks for an encode; replies arrive through the reporter it was made with.
+
+    `silent_since_s` is when it last gave a sign, on time.monotonic, while it has work; None while it has none.
+    """
+
+    silent_since_s: float | None
 
     def send(self, key: str, pixels: Any) -> None: ...
 
@@ -132,6 +137,7 @@ class InlineWorker:
 
     def __init__(self, source: TowerSource, report: Reporter) -> None:
         self._tower, self._report, self._inbox = source.load(), report, Inbox()
+        self.silent_since_s: float | None = None
 
     def send(self, key: str, pixels: Any) -> None:
         self._inbox.put(key, pixels)
@@ -146,7 +152,9 @@ class InlineWorker:
     def advance(self) -> bool:
         job = self._inbox.take(wait=False)
         if job is not None:
+            self.silent_since_s = time.monotonic()
             self._report(encode_one(self._tower, *job))
+            self.silent_since_s = None
         return job is not None
 
     def close(self) -> None:
@@ -159,13 +167,16 @@ class ThreadWorker:
     def __init__(self, source: TowerSource, report: Reporter) -> None:
         self._source, self._report, self._inbox = source, report, Inbox()
         self._tower = source.load()
+        self.silent_since_s: float | None = None
         self._thread = threading.Thread(target=self._run, name="foveate-encoder", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         torch.set_num_threads(self._source.threads)  # OpenMP's thread count belongs to the calling thread
         while (job := self._inbox.take()) is not None:
+            self.silent_since_s = time.monotonic()
             self._report(encode_one(self._tower, *job))
+            self.silent_since_s = None
 
     def send(self, key: str, pixels: Any) -> None:
         self._inbox.put(key, pixels)
@@ -183,167 +194,3 @@ class ThreadWorker:
     def close(self) -> None:
         self._inbox.close()
         self._thread.join()
-
-
-class ProcessWorker:
-    """Encodes in a process of its own: no shared interpreter lock, and its death is not the server's."""
-
-    def __init__(self, source: TowerSource, report: Reporter) -> None:
-        self._source, self._report = source, report
-        self._held: set[str] = set()
-        self._lock = threading.Lock()
-        self._closing = False
-        self._start()
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._line, theirs = context.Pipe()
-        self._process = context.Process(target=_child, args=(self._source, theirs), name="foveate-encoder", daemon=True)
-        self._process.start()
-        theirs.close()
-        self._listener = threading.Thread(target=self._listen, args=(self._line,), name="foveate-encoder", daemon=True)
-        self._ready = threading.Event()
-        self._failure: Exception | None = None
-        self._listener.start()
-
-    def wait_ready(self) -> None:
-        """Block until the tower is loaded; raises what loading raised."""
-        self._ready.wait()
-        if self._failure is not None:
-            raise self._failure
-
-    def _listen(self, line: Connection) -> None:
-        while True:
-            try:
-                message = line.recv()
-            except (EOFError, OSError):
-                return self._bury()
-            if message is None:
-                self._ready.set()
-            elif isinstance(message, Exception):
-                self._failure = message
-                self._ready.set()
-            else:
-                reply = message.unpack() if isinstance(message, _Packed) else message
-                with self._lock:
-                    self._held.discard(reply.key)
-                self._report(reply)
-
-    def _bury(self) -> None:
-        """The process is gone: what it held is lost, and nothing else is."""
-        with self._lock:
-            held, self._held = self._held, set()
-        if not self._ready.is_set():
-            self._failure = EncodeFailed("the vision encoder's process ended while it was loading")
-            self._ready.set()
-        if not self._closing:
-            log.error("the vision encoder's process ended; %d image(s) lost", len(held))
-        for key in held:
-            self._report(Lost(key, EncodeFailed("the vision encoder's process ended")))
-
-    def _post(self, message: tuple[str, ...] | tuple[str, str, Any]) -> bool:
-        try:
-            self._line.send(message)
-        except (BrokenPipeError, OSError):
-            return False
-        return True
-
-    def send(self, key: str, pixels: Any) -> None:
-        if not self._listener.is_alive() and not self._closing:
-            self._start()
-        with self._lock:
-            self._held.add(key)
-        if not self._post(("encode", key, pixels)):
-            with self._lock:
-                held = key in self._held
-                self._held.discard(key)
-            if held:  # otherwise the listener has already reported it
-                self._report(Lost(key, EncodeFailed("the vision encoder's process ended")))
-
-    def cancel(self, key: str) -> None:
-        self._post(("cancel", key))
-
-    @property
-    def pending(self) -> bool:
-        return False
-
-    def advance(self) -> bool:
-        return False
-
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid
-
-    def close(self) -> None:
-        """Let the image under way finish for a moment, then end the process."""
-        self._closing = True
-        self._post(("close",))
-        self._process.join(timeout=5)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
-        self._line.close()
-        self._listener.join()
-
-
-def _child(source: TowerSource, line: Connection) -> None:
-    """Body of the encoder's process: one thread reads the line so that the parent never waits for an encode."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(source.threads)
-    try:
-        tower = source.load()
-    except Exception as error:  # goes to the parent, which raises it where the server starts
-        line.send(error)
-        return
-    inbox = Inbox()
-    threading.Thread(target=_feed, args=(line, inbox), daemon=True).start()
-    line.send(None)
-    while (job := inbox.take()) is not None:
-        reply = encode_one(tower, *job)
-        line.send(_pack(reply) if isinstance(reply, Encoded) else reply)
-
-
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """Rows on the wire as plain bytes: torch's own pickling would tie their life to the sending process."""
-
-    key: str
-    raw: Any
-    dtype: torch.dtype
-    start_s: float
-    end_s: float
-
-    def unpack(self) -> Encoded:
-        rows = torch.from_numpy(self.raw).view(self.dtype)
-        return Encoded(self.key, rows, self.start_s, self.end_s)
-
-
-def _pack(reply: Encoded) -> _Packed:
-    raw = reply.rows.detach().cpu().contiguous().view(torch.uint8).numpy()
-    return _Packed(reply.key, raw, reply.rows.dtype, reply.start_s, reply.end_s)
-
-
-def _feed(line: Connection, inbox: Inbox) -> None:
-    while True:
-        try:
-            message = line.recv()
-        except (EOFError, OSError):
-            os._exit(0)  # the parent is gone; nothing here is worth keeping
-        if message[0] == "encode":
-            inbox.put(message[1], message[2])
-        elif message[0] == "cancel":
-            inbox.cancel(message[1])
-        else:
-            inbox.close()
-            return
-
-
-def open_worker(kind: str, source: TowerSource, report: Reporter) -> Worker:
-    """A worker of the kind that `Config.encoder_worker` names: inline, thread or process."""
-    kinds: dict[str, Callable[[TowerSource, Reporter], Worker]] = {
-        "inline": InlineWorker,
-        "thread": ThreadWorker,
-        "process": ProcessWorker,
-    }
-    return kinds[kind](source, report)

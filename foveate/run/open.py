@@ -18,7 +18,9 @@ from foveate.models.registry import Progress, describe, load_text, load_vision
 from foveate.run.cache import allocate, measured_kv_tokens
 from foveate.run.embeds import RowStore
 from foveate.run.encoder import EncoderStream
-from foveate.run.encoder_worker import ProcessWorker, TowerSource
+from foveate.run.encoder_process import ProcessWorker
+from foveate.run.encoder_worker import TowerSource
+from foveate.run.faults import FaultyRunner, FaultyTower, faulty_runner, faulty_tower
 from foveate.run.runner import Runner
 
 __all__ = ["describe", "device_facts", "measure", "open_encoder", "open_model", "open_runner", "use_threads"]
@@ -39,18 +41,20 @@ def measure(model: LanguageModel, config: Config) -> int | None:
     return measured_kv_tokens(model.memory_spec(), config.slots, config.device)
 
 
-def open_runner(model: LanguageModel, config: Config) -> Runner:
+def open_runner(model: LanguageModel, config: Config) -> Runner | FaultyRunner:
     """A runner with its memory allocated."""
     memory = allocate(model.memory_spec(), config.pages, config.page_len, config.slots, config.device)
-    return Runner(model, memory, RowStore(config.device, _dtype(config)), config.device)
+    runner = Runner(model, memory, RowStore(config.device, _dtype(config)), config.device)
+    return faulty_runner(runner, config.settings.inject_fault)
 
 
 def open_encoder(folder: Path, config: Config, notify: Callable[[], None]) -> EncoderStream:
     """The encoder stream, its tower loaded where the config places it. Raises what loading raised."""
     source = TowerSource(
-        partial(_load_tower, folder, config.encoder_device, _dtype(config)),
+        partial(_load_tower, folder, config.encoder_device, _dtype(config), config.settings.inject_fault),
         config.encoder_threads if config.encoder_apart else config.model_threads,
         config.encoder_device,
+        config.settings.encode_timeout_s,
     )
     stream = EncoderStream(config.encoder_worker, source, config.decode_workers, notify)
     if isinstance(stream.worker, ProcessWorker):
@@ -67,9 +71,9 @@ def use_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
-def _load_tower(folder: Path, device: str, dtype: torch.dtype) -> VisionTower:
+def _load_tower(folder: Path, device: str, dtype: torch.dtype, fault: str) -> VisionTower | FaultyTower:
     """A named function, so that it can be sent to another process."""
-    return load_vision(folder, device, dtype)
+    return faulty_tower(load_vision(folder, device, dtype), fault)
 
 
 def _dtype(config: Config) -> torch.dtype:

@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 
 from foveate import __version__
 from foveate.core.chat import ChatRequest
-from foveate.core.config import Settings
+from foveate.core.config import Settings, api_keys, words
 from foveate.core.errors import Busy, ConfigError, ModelNotFound
 from foveate.server.access import Access
 from foveate.server.body import BodyReader
@@ -61,11 +61,14 @@ class AppState:
     in_flight: InFlight
 
 
-def create_app(service: Service, settings: Settings, limits: Limits | None = None, keys: Sequence[str] = ()) -> FastAPI:
-    """The application over a service; `limits` overrides what the settings give. With `keys`, one is asked for.
+def create_app(
+    service: Service, settings: Settings, limits: Limits | None = None, keys: Sequence[str] | None = None
+) -> FastAPI:
+    """The application over a service; `limits` and `keys` override what the settings give. With keys, one is asked for.
 
     Raises ConfigError for an empty key, which would let in everybody who sends none.
     """
+    keys = api_keys(settings) if keys is None else keys
     if not all(keys):
         raise ConfigError("an API key is empty")
     limits = limits or limits_from(settings)
@@ -76,8 +79,9 @@ def create_app(service: Service, settings: Settings, limits: Limits | None = Non
     install(app, metrics.refused)
     if keys:
         app.add_middleware(Access, keys=keys, count=metrics.refused)
-    # Last added is outermost, so that errors carry the headers too. Open as local tools expect; no cookies are used.
-    app.add_middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["GET", "POST"], allow_headers=["*"])
+    if origins := words(settings.cors_origins):
+        # Last added is outermost, so that errors carry the headers too. Open by default: no cookies are used.
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
     _add_chat(app, state)
     _add_models(app, service)
     _add_state(app, state)
@@ -108,11 +112,13 @@ def _add_chat(app: FastAPI, state: AppState) -> None:
         if state.service.draining:
             raise Busy("the server is shutting down")
         ask, wanted = await state.bodies.load(request, build)
+        # Neither `ask` nor `wanted` itself: an answer that is queued or under way must not keep its data URLs.
+        wishes, streamed = wanted.wishes, bool(ask.stream)
+        include_usage = bool(ask.stream_options and ask.stream_options.include_usage)
 
         async def deliver(answer: Answer, channel: Channel) -> None:
-            completion = Completion(answer, state.service.name, wanted.wishes)
-            if ask.stream:
-                include_usage = bool(ask.stream_options and ask.stream_options.include_usage)
+            completion = Completion(answer, state.service.name, wishes)
+            if streamed:
                 await stream(answer, channel, CompletionStream(completion, include_usage))
             else:
                 await whole(answer, channel, WholeCompletion(completion))

@@ -130,7 +130,7 @@ class Reply(Response):
     ) -> None:
         super().__init__()
         self._service = service
-        self._request = request
+        self._request: ChatRequest | None = request
         self._deliver = deliver
         self._in_flight = in_flight
         self._limits = limits
@@ -145,8 +145,14 @@ class Reply(Response):
             finally:
                 await cancelled(watch)
 
+    def _taken(self) -> ChatRequest:
+        """The request, once: the service lets go of its data URLs, so it may not be kept here either."""
+        request, self._request = self._request, None
+        assert request is not None, "a reply is sent once"
+        return request
+
     async def _admitted(self, channel: Channel) -> Answer:
-        task = asyncio.ensure_future(self._service.chat(self._request))
+        task = asyncio.ensure_future(self._service.chat(self._taken()))
         try:
             await channel.settled(task)
         except BaseException:

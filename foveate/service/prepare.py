@@ -7,22 +7,37 @@ The checks run cheapest first. Refuses to know the engine, tickets and wire form
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from foveate.core.chat import ChatRequest, ImageSource, Wishes
-from foveate.core.config import PictureLimits
+from foveate.core.config import Config
 from foveate.core.errors import ContextLengthExceeded, InvalidRequest
-from foveate.core.values import MAX_IMAGES, Ending, ModelCard, Prompt, Sampling
+from foveate.core.values import Ending, ModelCard, Prompt, Sampling
 from foveate.prompt.chat import ChatTemplate
-from foveate.prompt.fetch import FetchPolicy, fetch
+from foveate.prompt.fetch import FetchPolicy, HostRules, fetch
 from foveate.prompt.layout import lay_out
 from foveate.prompt.pixels import Picture, check_total, measure
 from foveate.prompt.tokens import Tokens
+from foveate.service.memory import HostMemory
 
 SEEDS = 2**63
+
+
+def fetch_policy(config: Config) -> FetchPolicy:
+    """Where pictures may come from, as the settings say."""
+    media = config.media
+    return FetchPolicy(
+        http=media.http,
+        rules=HostRules(media.hosts, media.networks, media.ports),
+        media_path=media.folder,
+        deadline_s=media.fetch_s,
+        redirects=media.redirects,
+        limits=config.pictures,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +54,13 @@ class Prepared:
 
 
 class Preparer:
-    """Prepares requests for one model under one set of limits."""
+    """Prepares requests for one model under one config; `memory` is asked before pictures are taken in."""
 
-    def __init__(self, folder: Path, card: ModelCard, max_ctx: int, limits: PictureLimits) -> None:
-        self._card, self._max_ctx, self._limits = card, max_ctx, limits
+    def __init__(self, folder: Path, card: ModelCard, config: Config, memory: HostMemory) -> None:
+        self._card, self._max_ctx, self._limits, self._memory = card, config.max_ctx, config.pictures, memory
         self.tokens = Tokens.load(folder)
         self._template = ChatTemplate.load(folder, self.tokens, card.image_token_id)
-        self._policy = FetchPolicy(limits=limits)
+        self._policy = fetch_policy(config)
 
     async def prepare(self, request: ChatRequest) -> Prepared:
         """Everything checked and laid out; raises InvalidRequest and its kinds with the reason."""
@@ -71,8 +86,9 @@ class Preparer:
             return ()
         if self._card.image_rules is None:
             raise InvalidRequest("this model takes no images", sources[0].param)
-        if len(sources) > MAX_IMAGES:
-            raise InvalidRequest(f"at most {MAX_IMAGES} images per request, got {len(sources)}", "messages")
+        if len(sources) > self._limits.images:
+            raise InvalidRequest(f"at most {self._limits.images} images per request, got {len(sources)}", "messages")
+        self._memory.check()
         blobs = await asyncio.gather(*(fetch(source, self._policy) for source in sources))
         return await asyncio.to_thread(self._measure, blobs, sources)
 
@@ -81,6 +97,7 @@ class Preparer:
         pairs = zip(blobs, sources, strict=True)
         pictures = tuple(measure(data, self._card.image_rules, self._limits, source.param) for data, source in pairs)
         check_total(pictures, self._limits)
+        self._memory.check([math.prod(picture.size) for picture in pictures])
         return pictures
 
     def _lay_out(self, ids: Sequence[int], pictures: tuple[Picture, ...]) -> Prompt:

@@ -10,24 +10,29 @@ import asyncio
 import time
 
 from foveate.core.chat import ChatRequest
+from foveate.core.config import MIB
 from foveate.core.errors import Busy
 from foveate.core.observe import Counters, Gauges, Snapshot
 from foveate.engine.build import Engine
 from foveate.service.answer import Answer
-from foveate.service.prepare import Preparer
+from foveate.service.memory import HostMemory
+from foveate.service.prepare import Prepared, Preparer
 
 
 class Service:
     """One engine with its templates and limits. `draining` set to True makes it refuse new requests with Busy."""
 
-    def __init__(self, engine: Engine, counters: Counters | None = None) -> None:
+    def __init__(self, engine: Engine, counters: Counters | None = None, memory: HostMemory | None = None) -> None:
+        """`memory` stands in for the machine's own in tests."""
         self.engine, config = engine, engine.config
+        memory = memory or HostMemory(config.settings.min_free_mib * MIB)
         self._counters = counters or Counters()
         self.name, self.created, self.max_ctx = config.name, int(time.time()), config.max_ctx
         self.has_vision = engine.card.image_rules is not None
         self.draining = False
-        self._preparer = Preparer(engine.folder, engine.card, config.max_ctx, config.pictures)
+        self._preparer = Preparer(engine.folder, engine.card, config, memory)
         self._open: set[Answer] = set()
+        self._preparing, self._most_preparing = 0, config.settings.queue_requests + config.slots
 
     async def chat(self, request: ChatRequest) -> Answer:
         """Validate, queue and wait until the answer is under way.
@@ -37,7 +42,8 @@ class Service:
         """
         if self.draining:
             raise Busy("the server is shutting down", retry_after_s=10)
-        prepared = await self._preparer.prepare(request)
+        prepared = await self._prepare(request)
+        del request  # its data URLs are a third larger than the pictures, and a queue may be long
         tokens = self._preparer.tokens
         answer = Answer(prepared, tokens, tokens.special | self.engine.card.eos_ids, self._counters)
         self._open.add(answer)
@@ -48,6 +54,16 @@ class Service:
             await answer.aclose()
             raise
         return answer
+
+    async def _prepare(self, request: ChatRequest) -> Prepared:
+        """As many as may queue and run are prepared at once: fetching and decoding base64 hold memory too."""
+        if self._preparing >= self._most_preparing:
+            raise Busy(f"the server is busy: {self._preparing} requests are being prepared; try again later")
+        self._preparing += 1
+        try:
+            return await self._preparer.prepare(request)
+        finally:
+            self._preparing -= 1
 
     async def drain(self, grace_s: float) -> None:
         """Take no new requests; give the running ones `grace_s` seconds, then abort them."""
@@ -69,8 +85,14 @@ class Service:
 
     def health(self) -> dict[str, object]:
         """Whether the engine lives and takes requests, with the numbers a probe wants."""
-        stats = self.engine.loop.stats()
-        status = "stopping" if self.draining else "ok" if self.engine.loop.alive else "failed"
+        loop = self.engine.loop
+        stats, status = loop.stats(), "ok"
+        if self.draining:
+            status = "stopping"
+        elif not loop.alive:
+            status = "failed"
+        elif loop.encoder_hung:
+            status = "encoder hung"
         return {"status": status, "model": self.name, "running": stats.running, "waiting": stats.waiting}
 
     def stats(self) -> Snapshot:

@@ -39,6 +39,10 @@ class Stop:
     images: tuple[str, ...]
     question: str
     answer: str
+    numeric: bool
+
+    def right(self, given: str) -> bool:
+        return is_right(given, self.answer, self.numeric)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ class Given:
 def read_tour() -> list[Stop]:
     """The bundled tour."""
     lines = (DEMO / "tour.jsonl").read_text("utf-8").splitlines()
-    return [Stop(tuple(s["images"]), s["question"], s["answer"]) for s in map(json.loads, lines)]
+    return [Stop(tuple(s["images"]), s["question"], s["answer"], s["numeric"]) for s in map(json.loads, lines)]
 
 
 def run(port: int) -> int:
@@ -110,7 +114,7 @@ def _visit(client: httpx.Client, stop: Stop, console: Console) -> Given:
             console.print(Text(piece), end="")
         timings = chunk.get("timings") or timings
     given = Given(text, timings, time.monotonic() - began_s)
-    right = is_right(stop.answer, text)
+    right = stop.right(text)
     console.print()
     console.print(Text("expected  ", style="bold").append(stop.answer, style="not bold"), _mark(right))
     if len(stop.images) > 1:
@@ -154,7 +158,7 @@ def _verdict(results: list[tuple[Stop, Given]], console: Console) -> int:
         table.add_column(name, justify="right" if name in ("pictures", "first token", "hidden") else "left")
     wrong = 0
     for stop, given in results:
-        right = is_right(stop.answer, given.text)
+        right = stop.right(given.text)
         wrong += not right
         times = [f"{given.timings.get(name, 0.0):.2f} s" for name in ("first_token_s", "hidden_s")]
         shown = Text(given.text, style="green" if right else "bold red")

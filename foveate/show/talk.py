@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from rich.console import Console
 from foveate.core.chat import ChatRequest, ChoiceEnd, ImageSource, TextDelta, Wishes
 from foveate.core.errors import FoveateError
 from foveate.core.values import Timings
+from foveate.evals import charts
 from foveate.show.timeline import timeline
 
 
@@ -51,6 +53,29 @@ async def stream(service: Answers, request: ChatRequest, console: Console) -> tu
             timings = part.timings
     console.print()
     return text, timings
+
+
+async def whole(service: Answers, question: str, images: Sequence[Path]) -> str:
+    """The whole answer to one question with pictures before it, greedy."""
+    sources = tuple(picture_source(path) for path in images)
+    wishes = Wishes(temperature=0.0, max_tokens=320)
+    answer = await service.chat(ChatRequest((user_turn(question, 0, len(sources)),), sources, wishes))
+    return "".join([part.text async for part in answer.parts() if isinstance(part, TextDelta)])
+
+
+def evaluate(plan: charts.Plan, url: str, model: str, open_service: Callable[[], Answers]) -> charts.Report:
+    """Run a set of questions against a server at `url`, or against a service opened (and ended) here."""
+    if url:
+        return asyncio.run(charts.run(plan, charts.http_ask(url, model)))
+    service = open_service()
+
+    async def ask() -> charts.Report:
+        try:
+            return await charts.run(plan, lambda question, images: whole(service, question, images))
+        finally:
+            await service.aclose()
+
+    return asyncio.run(ask())
 
 
 def ask_once(service: Answers, question: str, images: list[Path], max_tokens: int, temperature: float) -> None:

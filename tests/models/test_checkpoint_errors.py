@@ -157,6 +157,7 @@ def edit(folder: Path, file: str, change: Callable[[dict[str, Any]], Any]) -> No
         (lambda c: c["vision_config"].update(deepstack_visual_indexes=[1]), ("deepstack_visual_indexes",)),
         (lambda c: c["vision_config"].update(num_position_embeddings=17), ("17", "no square")),
         (lambda c: c.pop("image_token_id"), ("image_token_id",)),
+        (lambda c: c["vision_config"].update(out_hidden_size=60), ("out_hidden_size 60", "hidden_size 64")),
     ],
 )
 def test_a_config_that_cannot_be_served(folder: Path, change: Callable[[Any], Any], words: tuple[str, ...]) -> None:

@@ -6,7 +6,7 @@ import base64
 import contextlib
 import string
 import textwrap
-from urllib.parse import quote
+from urllib.parse import quote, unquote_to_bytes
 
 import pytest
 from hypothesis import given
@@ -86,6 +86,11 @@ def test_B14_the_declared_type_has_no_say(head: str) -> None:
 def test_any_bytes_come_back(data: bytes) -> None:
     assert read(base64.b64encode(data).decode()) == data
     assert read(quote(data, safe=""), "data:,") == data
+
+
+@given(st.text("%2Bb0gG+", max_size=20))
+def test_percent_signs_are_read_as_the_standard_library_reads_them(text: str) -> None:
+    assert read(text, "data:,") == unquote_to_bytes(text)
 
 
 @given(st.binary(min_size=1, max_size=60), st.data())
