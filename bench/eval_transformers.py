@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast, Qwen3_5ForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from foveate.evals.charts import SETS, Ask, print_report, run
+from foveate.evals.charts import SETS, Ask, Plan, print_report, run
 
 PAD, END = "<|image_pad|>", "<|im_end|>"
 
@@ -41,7 +41,10 @@ class Reference:
         """The greedy answer, special tokens left out."""
         content = [{"type": "image"} for _ in paths] + [{"type": "text", "text": question}]
         prompt = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}], chat_template=self.template, tokenize=False, add_generation_prompt=True
+            [{"role": "user", "content": content}],
+            chat_template=self.template,
+            tokenize=False,
+            add_generation_prompt=True,
         )
         inputs = {}
         if paths:
@@ -80,10 +83,8 @@ def main() -> None:
     parser.add_argument("--against", type=Path, default=None)
     options = parser.parse_args()
     asker = Reference(options.folder, options.device).asker()
-    made = asyncio.run(
-        run(options.set, asker, concurrency=1, limit=options.limit, out=options.out, against=options.against)
-    )
-    print_report(made)
+    plan = Plan(options.set, concurrency=1, limit=options.limit, out=options.out, against=options.against)
+    print_report(asyncio.run(run(plan, asker)))
 
 
 if __name__ == "__main__":

@@ -13,50 +13,58 @@ import json
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from foveate.core.config import Settings, settings_from
+from foveate.core.config import Settings
 from foveate.core.errors import FoveateError
 
 SUMMARY = "An inference server for vision-language models that streams each image into prefill."
+
+
+def _say(default: Any, text: str, **extra: Any) -> Any:
+    return field(default=default, metadata={"help": text, **extra})
+
+
 Model = Annotated[str, typer.Argument(help="demo, a checkpoint folder, or a hub id OWNER/NAME.")]
 
 
-def with_settings(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command one flag per field of Settings; it receives them resolved as its `settings` parameter.
+def with_flags(command: Callable[..., Any], **groups: type) -> Callable[..., Any]:
+    """Give a command one flag per field of each dataclass in `groups`; it receives their filled instances by name.
 
     Errors of foveate end the command with their message and exit code 1 instead of a traceback.
     """
-    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "settings"]
+    own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name not in groups]
+    flags = [_flag(f, get_type_hints(group)[f.name]) for group in groups.values() for f in fields(group)]
+    names = [flag.name for flag in (*own, *flags)]
+    assert len(names) == len(set(names)), "two flags of one name"
 
     @functools.wraps(command)
     def run(**values: Any) -> None:
-        chosen = {f.name: values.pop(f.name) for f in fields(Settings)}
+        filled = {name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
         try:
-            command(**values, settings=settings_from(chosen))
+            command(**values, **filled)
         except FoveateError as error:
             typer.secho(f"foveate: {error.message}", fg="red", err=True)
             raise typer.Exit(1) from error
 
-    taken = {p.name for p in own}
-    assert not taken & {f.name for f in fields(Settings)}, "a flag of a command hides a setting"
-    flags = [_flag(f.name, type(f.default), f.default, f.metadata) for f in fields(Settings)]
     run.__signature__ = inspect.Signature([*own, *flags])  # type: ignore[attr-defined]
     return run
 
 
-def _flag(name: str, kind: type, default: Any, metadata: Any) -> inspect.Parameter:
-    words = [f"--{name.replace('_', '-')}"]
+def _flag(f: Field[Any], kind: Any) -> inspect.Parameter:
+    words = [f"--{f.metadata.get('flag', f.name).replace('_', '-')}"]
     if kind is bool:
-        words[0] += f"/--no-{name.replace('_', '-')}"
-    if "alias" in metadata:
-        words.append(f"--{metadata['alias']}")
-    option = typer.Option(*words, help=metadata["help"])
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])
+        words[0] += f"/--no-{f.name.replace('_', '-')}"
+    if "alias" in f.metadata:
+        words.append(f"--{f.metadata['alias']}")
+    option = typer.Option(*words, help=f.metadata["help"])
+    return inspect.Parameter(
+        f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=Annotated[kind, option]
+    )
 
 
 def serve(
@@ -151,29 +159,27 @@ def bench_ttft(
     typer.echo(run(model, settings, Plan(rungs, repeats, width, height)))
 
 
-def eval_charts(
-    model: Annotated[
-        str, typer.Argument(help="demo, a checkpoint folder, a hub id, or with --url the served name.")
-    ] = "demo",
-    url: Annotated[str, typer.Option(help="Ask a running server instead of opening the model here.")] = "",
-    which: Annotated[
-        str, typer.Option("--set", help="charts, wordings, descriptions, matplotlib, sanity, images.")
-    ] = "charts",
-    out: Annotated[Path | None, typer.Option(help="Write each answer to this file, as JSON lines.")] = None,
-    against: Annotated[Path | None, typer.Option(help="Compare with the answers of an earlier --out file.")] = None,
-    concurrency: Annotated[int, typer.Option(help="Questions asked at once.", min=1)] = 4,
-    limit: Annotated[int | None, typer.Option(help="Only the first so many questions.", min=1)] = None,
-    *,
-    settings: Settings,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class EvalFlags:
+    """What `eval charts` can be told."""
+
+    url: str = _say("", "Ask a running server instead of opening the model here.")
+    which: str = _say("charts", "charts, wordings, descriptions, matplotlib, pictures, sanity or images.", flag="set")
+    out: Path | None = _say(None, "Write each answer to this file, as JSON lines.")
+    against: Path | None = _say(None, "Compare with the answers of an earlier --out file.")
+    concurrency: int = _say(4, "Questions asked at once.")
+    limit: int | None = _say(None, "Only the first so many questions.")
+
+
+def eval_charts(model: Model = "demo", *, options: EvalFlags, settings: Settings) -> None:
     """Ask about the bundled charts and count right answers; ends with one JSON line."""
     from foveate.evals import charts
     from foveate.show.talk import evaluate
 
-    if which not in charts.SETS:
-        raise typer.BadParameter(f"{which}: one of {', '.join(charts.SETS)}", param_hint="--set")
-    plan = charts.Plan(which, concurrency, limit, out, against)
-    charts.print_report(evaluate(plan, url, model, lambda: _open_service(model, settings)))
+    if options.which not in charts.SETS:
+        raise typer.BadParameter(f"{options.which}: one of {', '.join(charts.SETS)}", param_hint="--set")
+    plan = charts.Plan(options.which, options.concurrency, options.limit, options.out, options.against)
+    charts.print_report(evaluate(plan, options.url, model, lambda: _open_service(model, settings)))
 
 
 def build() -> typer.Typer:
@@ -183,13 +189,13 @@ def build() -> typer.Typer:
     app = typer.Typer(name="foveate", help=SUMMARY, **plain)
     bench = typer.Typer(help="Measure; each prints a table, then one JSON line.", **plain)
     for command in (serve, ask, chat):
-        app.command()(with_settings(command))
+        app.command()(with_flags(command, settings=Settings))
     app.command()(demo)
-    bench.command("ttft")(with_settings(bench_ttft))
+    bench.command("ttft")(with_flags(bench_ttft, settings=Settings))
     bench.callback()(lambda: None)
     app.add_typer(bench, name="bench")
     evals = typer.Typer(help="Ask questions with known answers.", **plain)
-    evals.command("charts")(with_settings(eval_charts))
+    evals.command("charts")(with_flags(eval_charts, options=EvalFlags, settings=Settings))
     # One command in the group would become the group itself.
     evals.callback()(lambda: None)
     app.add_typer(evals, name="eval")

@@ -7,9 +7,10 @@ chart is. Text is placed by capital height, so that "middle" means the middle of
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
@@ -38,12 +39,12 @@ class Face:
         return Face(self.file, size)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _font(face: Face) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(FONT_FOLDER / face.file), face.size, layout_engine=ImageFont.Layout.BASIC)
 
 
-@lru_cache(maxsize=None)
+@cache
 def _advance(face: Face, char: str) -> float:
     return _font(face).getlength(char)
 
@@ -135,7 +136,7 @@ def _dashes(points: list[Point], dash: tuple[int, int]) -> list[list[Point]]:
     """Cuts a line into dashes of `dash` = (on, off) pixels of the final picture."""
     pieces: list[list[Point]] = []
     on, off = dash[0] * SMOOTH, dash[1] * SMOOTH
-    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
         length = math.hypot(x1 - x0, y1 - y0) or 1.0
         at = 0.0
         while at < length:

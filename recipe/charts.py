@@ -38,7 +38,8 @@ class Chart:
     """A picture of data and the data itself; `values[s][i]` belongs to `series[s]` and `labels[i]`.
 
     `colors` names one colour per label (`colored == "label"`), per series (`"series"`) or for all of the only series
-    (`"all"`); it is empty when `colored` is "none". `ordered` is False for pies without a legend, where the first category is a matter of taste.
+    (`"all"`); it is empty when `colored` is "none". `ordered` is False for pies without a legend, where the first
+    category is a matter of taste.
     `glyphs` holds (character, centre x, centre y) in pixels for every character drawn, spaces left out.
     """
 

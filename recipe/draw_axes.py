@@ -85,7 +85,9 @@ def upright_axes(rng: random.Random, canvas: Canvas, style: Style, figures: Figu
     margin = 0.05 * area.width if plan.edge_to_edge else slot / 2
     centers = tuple(area.left + margin + (area.width - 2 * margin) * at / max(count - 1, 1) for at in range(count))
     if plan.edge_to_edge:
-        turn, lines, depth = (turn, lines, depth) if turn or count < 2 else (0, [[name] for name in figures.labels], size)
+        turn, lines, depth = (
+            (turn, lines, depth) if turn or count < 2 else (0, [[name] for name in figures.labels], size)
+        )
     axes = Axes(area, scale, centers, slot, level=False)
     _paint_plot(canvas, style, area)
     if not plan.hidden:

@@ -121,7 +121,9 @@ def count_beyond(rng: random.Random, chart: Chart) -> Fact | None:
     text = f"{chart.prefix}{limit}{chart.unit}" if rng.random() < 0.7 else str(limit)
     above = rng.random() < 0.6
     number = sum(amount > limit for amount in row)
-    return Fact("count_above" if above else "count_below", {"V": text}, str(number if above else len(row) - number), True)
+    return Fact(
+        "count_above" if above else "count_below", {"V": text}, str(number if above else len(row) - number), True
+    )
 
 
 def difference(rng: random.Random, chart: Chart) -> Fact | None:

@@ -23,8 +23,26 @@ from recipe.questions import QA
 
 Picture = tuple[str, Image.Image, QA, str]
 OWN = "drawn by this recipe, words and styles not trained on; the licence of this project"
-# Name, kind, seed, question; the answer comes from the chart.
-RECIPE_PICTURES = (("recipe-bar", "bar", 3), ("recipe-line", "line", 4), ("recipe-pie", "pie", 7), ("recipe-table", "table", 2))
+DOT = "US Department of Transportation (public domain), by vega-datasets airports.csv"
+PLAYFAIR = "William Playfair, 1822 (public domain), by vega-datasets wheat.json"
+NIGHTINGALE = "Florence Nightingale, 1858 (public domain), by vega-datasets crimea.json"
+EIA = "US Energy Information Administration (public domain), by vega-datasets iowa-electricity.csv"
+NOAA = "US National Oceanic and Atmospheric Administration (public domain), by vega-datasets seattle-weather.csv"
+# Name, kind, seed; question and answer come from the chart.
+RECIPE_PICTURES = (
+    ("recipe-bar", "bar", 3),
+    ("recipe-line", "line", 4),
+    ("recipe-pie", "pie", 7),
+    ("recipe-table", "table", 2),
+)
+# Question, operation and arguments for charts drawn by matplotlib.
+ASKED: dict[str, tuple[str, str, list[str]]] = {
+    "mpl-airports": ("How many airports does CA have?", "value", ["CA"]),
+    "mpl-wheat": ("In which year was it highest?", "max_label", []),
+    "mpl-crimea": ("What is the difference between Jan and Feb?", "diff", ["Jan", "Feb"]),
+    "mpl-iowa": ("Which slice is the largest?", "max_label", []),
+}
+CROPS = {"Corn": 40, "Soy": 25, "Oats": 10, "Hay": 20}
 
 
 def _table(name: str) -> list[dict[str, Any]]:
@@ -63,33 +81,42 @@ def _own_question(chart: Chart) -> QA:
     return QA("What is the title of the chart?", chart.title, "title", 1)
 
 
-def _entry(kind: str, title: str, data: dict[str, float], printed: bool, ask: tuple[str, str, list[str]]) -> dict[str, Any]:
-    """A chart in the form that `library` draws; `ask` = question, operation, arguments."""
-    return {"kind": kind, "title": title, "labels": list(data), "values": list(data.values()), "printed": printed,
-            "question": ask[0], "op": ask[1], "args": ask[2], "ylabel": "", "xlabel": "", "decimals": 0,
-            "unit": "%" if kind == "pie" else ""}  # fmt: skip
+def _entry(kind: str, title: str, data: dict[str, float]) -> dict[str, Any]:
+    """A chart with printed values in the form that `library` draws."""
+    form = {"ylabel": "", "xlabel": "", "decimals": 0, "unit": "%" if kind == "pie" else "", "printed": True}
+    return {"kind": kind, "title": title, "labels": list(data), "values": list(data.values()), **form}
 
 
 def _matplotlib_pictures() -> Iterator[Picture]:
     airports = dict(Counter(row["state"] for row in _table("airports.csv")).most_common(5))
-    wheat = {row["year"]: row["wheat"] for row in _table("wheat.json") if row["year"] in ("1600", "1650", "1700", "1750", "1800")}
-    months = {"1854-09": "Sep", "1854-10": "Oct", "1854-11": "Nov", "1854-12": "Dec", "1855-01": "Jan", "1855-02": "Feb"}
+    wheat = {
+        row["year"]: row["wheat"]
+        for row in _table("wheat.json")
+        if row["year"] in ("1600", "1650", "1700", "1750", "1800")
+    }
+    months = {
+        "1854-09": "Sep",
+        "1854-10": "Oct",
+        "1854-11": "Nov",
+        "1854-12": "Dec",
+        "1855-01": "Jan",
+        "1855-02": "Feb",
+    }
     deaths = {months[row["date"][:7]]: row["disease"] for row in _table("crimea.json") if row["date"][:7] in months}
-    power = {row["source"]: int(row["net_generation"]) for row in _table("iowa-electricity.csv") if row["year"][:4] == "2017"}
-    for name, entry, source in (
-        ("mpl-airports", _entry("barh", "Airports by state", airports, True, ("How many airports does CA have?", "value", ["CA"])),
-         "US Department of Transportation (public domain), by vega-datasets airports.csv"),
-        ("mpl-wheat", _entry("line", "Price of wheat in England", wheat, True, ("In which year was it highest?", "max_label", [])),
-         "William Playfair, 1822 (public domain), by vega-datasets wheat.json"),
-        ("mpl-crimea", _entry("bar", "Deaths from disease in the Crimean War", deaths, True,
-                              ("What is the difference between Jan and Feb?", "diff", ["Jan", "Feb"])),
-         "Florence Nightingale, 1858 (public domain), by vega-datasets crimea.json"),
-        ("mpl-iowa", _entry("pie", "Electricity of Iowa in 2017", _shares(power), True,
-                            ("Which slice is the largest?", "max_label", [])),
-         "US Energy Information Administration (public domain), by vega-datasets iowa-electricity.csv"),
-    ):  # fmt: skip
-        text, numeric = library.answer(entry)
-        yield name, library.draw(entry), QA(entry["question"], text, entry["op"], 1, numeric), f"matplotlib defaults; {source}"
+    power = {
+        row["source"]: int(row["net_generation"]) for row in _table("iowa-electricity.csv") if row["year"][:4] == "2017"
+    }
+    drawn = (
+        ("mpl-airports", _entry("barh", "Airports by state", airports), DOT),
+        ("mpl-wheat", _entry("line", "Price of wheat in England", wheat), PLAYFAIR),
+        ("mpl-crimea", _entry("bar", "Deaths from disease in the Crimean War", deaths), NIGHTINGALE),
+        ("mpl-iowa", _entry("pie", "Electricity of Iowa in 2017", _shares(power)), EIA),
+    )
+    for name, entry, source in drawn:
+        text, op, args = ASKED[name]
+        answer, numeric = library.answer(entry | {"op": op, "args": args})
+        one = QA(text, answer, op, 1, numeric)
+        yield name, library.draw(entry), one, f"matplotlib defaults; {source}"
 
 
 def _shares(amounts: dict[str, int]) -> dict[str, float]:
@@ -100,20 +127,24 @@ def _shares(amounts: dict[str, int]) -> dict[str, float]:
 def _vega_pictures() -> Iterator[Picture]:
     weather = Counter(row["weather"] for row in _table("seattle-weather.csv") if row["date"].startswith("2012"))
     days = [{"weather": name, "days": number} for name, number in weather.most_common()]
-    noaa = "US National Oceanic and Atmospheric Administration (public domain), by vega-datasets seattle-weather.csv"
-    yield ("vega-weather", library.vega(days, "bar", {"x": "weather:N", "y": "days:Q"}, "Weather of Seattle in 2012"),
-           QA("Which category is the highest?", days[0]["weather"], "max_label", 1), f"Vega-Lite defaults; {noaa}")  # fmt: skip
-    yield ("vega-weather-bars", library.vega(days, "bar", {"y": "weather:N", "x": "days:Q"}, "Days by weather"),
-           QA("How many bars are there?", str(len(days)), "count", 1, True), f"Vega-Lite defaults; {noaa}")  # fmt: skip
-    power = [row | {"net_generation": int(row["net_generation"])} for row in _table("iowa-electricity.csv")]
-    power = [{"year": row["year"][:4], "generation": row["net_generation"]} for row in power
-             if row["source"] == "Renewables" and 2010 <= int(row["year"][:4]) <= 2017]  # fmt: skip
-    yield ("vega-renewables", library.vega(power, "line", {"x": "year:N", "y": "generation:Q"}, "Renewable electricity in Iowa"),
-           QA("What is the title of the chart?", "Renewable electricity in Iowa", "title", 1),
-           "Vega-Lite defaults; US Energy Information Administration (public domain), by vega-datasets iowa-electricity.csv")  # fmt: skip
-    kinds = [{"crop": name, "share": share} for name, share in (("Corn", 40), ("Soy", 25), ("Oats", 10), ("Hay", 20))]
-    yield ("vega-crops", library.vega(kinds, "bar", {"x": "crop:N", "y": "share:Q"}, "Invented crops"),
-           QA("What is the value of Oats?", "10", "value", 1, True), "Vega-Lite defaults; invented numbers")  # fmt: skip
+    power = [
+        {"year": row["year"][:4], "generation": int(row["net_generation"])}
+        for row in _table("iowa-electricity.csv")
+        if row["source"] == "Renewables" and 2010 <= int(row["year"][:4]) <= 2017
+    ]
+    crops = [{"crop": name, "share": share} for name, share in CROPS.items()]
+    upright = library.vega(days, "bar", {"x": "weather:N", "y": "days:Q"}, "Weather of Seattle in 2012")
+    level = library.vega(days, "bar", {"y": "weather:N", "x": "days:Q"}, "Days by weather")
+    line = library.vega(power, "line", {"x": "year:N", "y": "generation:Q"}, "Renewable electricity in Iowa")
+    invented = library.vega(crops, "bar", {"x": "crop:N", "y": "share:Q"}, "Invented crops")
+    title = QA("What is the title of the chart?", "Renewable electricity in Iowa", "title", 1)
+    most = QA("Which category is the highest?", days[0]["weather"], "max_label", 1)
+    count = QA("How many bars are there?", str(len(days)), "count", 1, True)
+    value = QA("What is the value of Oats?", str(CROPS["Oats"]), "value", 1, True)
+    yield "vega-weather", upright, most, f"Vega-Lite defaults; {NOAA}"
+    yield "vega-weather-bars", level, count, f"Vega-Lite defaults; {NOAA}"
+    yield "vega-renewables", line, title, f"Vega-Lite defaults; {EIA}"
+    yield "vega-crops", invented, value, "Vega-Lite defaults; invented numbers"
 
 
 def quick() -> list[dict[str, Any]]:
@@ -122,14 +153,20 @@ def quick() -> list[dict[str, Any]]:
     charts = [recipe_chart(kind, seed) for _, kind, seed in RECIPE_PICTURES]
     rows = []
     for file, chart in zip(files, charts, strict=True):
-        rows.append(_quick("sanity", [file], f"What is the value of {chart.labels[0]}?", chart.show(chart.values[0][0])))
+        rows.append(
+            _quick("sanity", [file], f"What is the value of {chart.labels[0]}?", chart.show(chart.values[0][0]))
+        )
     rows.append(_quick("sanity", [files[0]], "What is the title?", charts[0].title))
     rows.append(_quick("sanity", [files[3]], "Write a poem about the sea.", "I only read charts."))
     for number in (1, 2, 3, 4):
         for at in sorted({0, number - 1}):
             chart, label = charts[at], charts[at].labels[-1]
             where = f" in chart {at + 1}" if number > 1 else ""
-            rows.append(_quick("images", files[:number], f"What is the value of {label}{where}?", chart.show(chart.values[0][-1])))
+            rows.append(
+                _quick(
+                    "images", files[:number], f"What is the value of {label}{where}?", chart.show(chart.values[0][-1])
+                )
+            )
     rows.append(_quick("images", files[:3], f"Which chart shows {charts[2].labels[0]}?", "Chart 3"))
     rows.append(_quick("images", files[:4], "How many charts are there?", "4"))
     return rows

@@ -27,7 +27,7 @@ DEMO = Path(__file__).parent.parent / "foveate" / "demo"
 EVAL, PICTURES = DEMO / "eval", DEMO / "pictures"
 HANDWRITTEN = Path(__file__).parent / "handwritten.json"
 PER_COUNT = {1: 100, 2: 40, 3: 40, 4: 40}
-KINDS_ALONE = tuple(kind for kind in SINGLE if kind != "describe") + ("value", "extremes")
+KINDS_ALONE = (*(kind for kind in SINGLE if kind != "describe"), "value", "extremes")
 KINDS_TOGETHER = tuple(kind for kind in MANY if kind not in ("describe_all", "count_charts"))
 Row = dict[str, Any]
 

@@ -8,12 +8,14 @@ slots accept the words given. Used to keep the hand-written questions apart from
 from __future__ import annotations
 
 import re
-from functools import lru_cache
+from functools import cache
 
 from recipe.wordings import Node, grammar
 
 PLACES = "first|second|third|fourth|fifth|sixth|last|1st|2nd|3rd|4th|5th|6th"
-NOUNS = "chart|graph|figure|plot|diagram|picture|image|one|table|pie|bar chart|line chart|pie chart|charts|images|pictures"
+NOUNS = (
+    "chart|graph|figure|plot|diagram|picture|image|one|table|pie|bar chart|line chart|pie chart|charts|images|pictures"
+)
 IN = "in|for|from|on|according to|looking at|of"
 
 
@@ -41,7 +43,7 @@ def _plain(text: str) -> str:
     return re.sub(r"[\s?.!,:;\"'()]+", " ", text.lower()).strip()
 
 
-@lru_cache(maxsize=None)
+@cache
 def _slot(words: tuple[str, ...]) -> str:
     known = sorted({re.escape(_plain(word)) for word in words if word})
     return "(?:" + "|".join([*known, r"[$]?\d+(?: \d+)?%?", NOUNS]) + ")"
@@ -54,18 +56,18 @@ def _around(slot: str) -> str:
     return f"(?:{_any('context', slot)}|{where})"
 
 
-@lru_cache(maxsize=None)
+@cache
 def _before(kind: str, slot: str) -> re.Pattern[str]:
     lead = f"(?:{_any({'NP': 'ask_np', 'WH': 'ask_wh', 'C': 'ask_c'}[kind], slot)})?" if kind != "Q" else ""
     return re.compile(_tidy(f"(?:{_any('hello', slot)} ?)?(?:{_around(slot)} ?)?{lead}"))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _after(slot: str) -> re.Pattern[str]:
     return re.compile(_tidy(f"(?:{_around(slot)} ?)?(?:{_any('close', slot)})?"))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _cores(section: str, slot: str) -> tuple[tuple[str, re.Pattern[str]], ...]:
     return tuple((rule.type, re.compile(_tidy(_regex(rule.node, slot)))) for rule in grammar()[section])
 

@@ -11,7 +11,7 @@ import json
 import random
 import re
 import zlib
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 ONSETS = ("b", "br", "bl", "c", "ch", "cl", "cr", "d", "dr", "f", "fl", "fr", "g", "gl", "gr", "h", "j", "k", "kl", "l",
@@ -21,7 +21,7 @@ VOWELS = ("a", "e", "i", "o", "u", "a", "e", "i", "o", "u", "ai", "ea", "ee", "e
           "ue", "y")  # fmt: skip
 CODAS = ("", "", "", "b", "ck", "d", "ff", "g", "l", "ll", "m", "mp", "n", "nd", "ng", "nk", "nt", "p", "r", "rd", "rk",
          "rn", "rt", "s", "ss", "st", "t", "th", "x", "z")  # fmt: skip
-SMALL = frozenset("a an and at by for from in of on per the to vs with".split())
+SMALL = frozenset(["a", "an", "and", "at", "by", "for", "from", "in", "of", "on", "per", "the", "to", "vs", "with"])
 
 
 @lru_cache(maxsize=1)
@@ -31,13 +31,13 @@ def lists() -> dict[str, dict[str, tuple[str, ...]]]:
     return {part: {name: tuple(words) for name, words in group.items()} for part, group in raw.items()}
 
 
-@lru_cache(maxsize=None)
+@cache
 def held_out(word: str) -> bool:
     """Whether a word belongs to the test split alone."""
     return zlib.crc32(word.lower().encode()) % 7 == 3
 
 
-@lru_cache(maxsize=None)
+@cache
 def pool(part: str, name: str, split: str) -> tuple[str, ...]:
     """The words of a list that the split may use; all parts of an entry count as words."""
     words = lists()[part][name]
@@ -77,7 +77,7 @@ def absent_label(rng: random.Random, split: str, labels: tuple[str, ...]) -> str
 def make_labels(rng: random.Random, split: str, count: int, room: int, in_time: bool) -> tuple[str, ...]:
     """Distinct category names of at most `room` characters."""
     roll = rng.random()
-    if in_time and roll < 0.62 or roll < 0.14:
+    if (in_time and roll < 0.62) or roll < 0.14:
         found = _run(rng, count)
         if found:
             return found

@@ -103,7 +103,7 @@ def load(name: str, limit: int | None = None) -> list[Question]:
                 row["kind"],
                 row["numeric"],
                 row.get("data"),
-            )  # fmt: skip
+            )
         )
     return questions[:limit]
 

@@ -34,7 +34,7 @@ class Outcome:
 def normal(text: str) -> str:
     """The text as it is compared: one space between words, no outer quotes or final stop, case folded."""
     text = re.sub(r"\s+", " ", text).strip()
-    return text.strip("\"'“”").removesuffix(".").strip().casefold()
+    return text.removesuffix(".").strip("\"'“” ").removesuffix(".").strip().casefold()
 
 
 def number(text: str) -> float | None:

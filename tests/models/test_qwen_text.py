@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from foveate.models.interface import Batch
-from foveate.models.qwen3_5 import ones_first
+from foveate.models.qwen3_5 import sorted_batch
 from foveate.models.registry import load_text, load_vision
 from tests.models.oracle import Bench, Oracle, Sequence, run_chunks, run_greedy
 
@@ -101,7 +103,7 @@ def test_only_wanted_logits_come_back(oracle: Oracle) -> None:
     assert (got - oracle.logits(0)[[10, 3]]).abs().max() < TOLERANCE
 
 
-def test_ones_first_keeps_every_token_with_its_sequence() -> None:
+def test_sorting_keeps_every_token_with_its_sequence() -> None:
     lens = (3, 1, 2, 1)
     batch = Batch(
         ids=torch.tensor([10, 11, 12, 20, 30, 31, 40]),
@@ -113,13 +115,17 @@ def test_ones_first_keeps_every_token_with_its_sequence() -> None:
         logits_at=torch.tensor([2, 3, 5, 6]),
         image_at=torch.tensor([1, 4]),
     )
-    got = ones_first(batch)
+    got, place = sorted_batch(batch)
     assert got.ids.tolist() == [20, 40, 10, 11, 12, 30, 31]
     assert got.query_lens == (1, 1, 3, 2) and got.past_lens == (5, 7, 0, 6)
     assert got.slots.tolist() == [2, 4, 1, 3] and got.pages[:, 0].tolist() == [2, 4, 1, 3]
     assert got.ids[got.logits_at].tolist() == [12, 20, 31, 40], "logits come in the caller's order"
     assert got.image_at is not None and got.ids[got.image_at].tolist() == [11, 30]
-    assert ones_first(got) is got
+    assert place is not None and torch.equal(got.ids[place], batch.ids)
+    assert sorted_batch(got) == (got, None)
+    checked, _ = sorted_batch(replace(batch, verify=(True, False, False, False), parents=((0, 0), (), (), ())))
+    assert checked.ids.tolist() == [20, 40, 30, 31, 10, 11, 12], "what is verified stands last"
+    assert checked.verify == (False, False, False, True) and checked.parents == ((), (), (), (0, 0))
 
 
 def test_bfloat16_stays_near_float32(oracle: Oracle) -> None:

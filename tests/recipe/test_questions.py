@@ -12,8 +12,8 @@ from recipe.charts import KIND_NAMES, Chart, make_chart
 from recipe.facts import SINGLE
 from recipe.facts_many import MANY
 from recipe.questions import GREETING, NO_CHART, OFF_TOPIC, QA, ask, greeting, no_picture, off_topic
-from recipe.sample import conversation
 from recipe.recognise import matches
+from recipe.sample import conversation
 from recipe.wordings import MARK, grammar, phrase
 
 
@@ -186,7 +186,9 @@ def test_refusals_are_exact() -> None:
 def test_every_section_is_used_and_has_no_open_slots() -> None:
     rng = random.Random(2)
     slots = dict.fromkeys(("cat", "cats", "chart", "charts", "M", "invented"), "word")
-    slots |= dict.fromkeys(("X", "Y", "A", "B", "C", "S", "T", "K", "Ks", "V", "N", "n", "side", "next", "prev"), "Zork")
+    slots |= dict.fromkeys(
+        ("X", "Y", "A", "B", "C", "S", "T", "K", "Ks", "V", "N", "n", "side", "next", "prev"), "Zork"
+    )
     slots |= dict.fromkeys(("XI", "YJ", "AI", "BJ"), "Zork in chart 1")
     for section in grammar():
         for _ in range(40):
@@ -227,4 +229,6 @@ def test_every_kind_can_be_asked() -> None:
     for kind in SINGLE:
         assert any(ask(random.Random(seed), [_chart(seed)], kind=kind) for seed in range(40)), kind
     for kind in MANY:
-        assert any(ask(random.Random(s), conversation(random.Random(s), images=2).charts, kind=kind) for s in range(40)), kind
+        assert any(
+            ask(random.Random(s), conversation(random.Random(s), images=2).charts, kind=kind) for s in range(40)
+        ), kind
