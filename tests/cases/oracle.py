@@ -29,7 +29,7 @@ from foveate.server.app import create_app
 from foveate.server.run import GracefulServer, listen, url_of
 from foveate.service.memory import HostMemory
 from foveate.service.service import Service
-from tests.support.engines import DEFAULTS, assert_baseline, png
+from tests.support.engines import DEFAULTS, fault_in_rest, png
 
 CHAT = "/v1/chat/completions"
 MAX_ERROR_BYTES = 4096
@@ -102,10 +102,11 @@ class Log(logging.Handler):
 class House:
     """A running server, ways to ask it, and what it said before anything was done to it."""
 
-    def __init__(self, service: Service, server: GracefulServer, address: str, log: Log) -> None:
+    def __init__(self, service: Service, server: GracefulServer, address: str, log: Log, keys: tuple[str, ...]) -> None:
         self.service, self.server, self.address, self.log = service, server, address, log
         self.engine = service.engine
-        self.http = httpx.Client(base_url=address, timeout=60)
+        head = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
+        self.http = httpx.Client(base_url=address, timeout=60, headers=head)
         self._known = self._ask_known()
 
     def post(self, messages: Any, **fields: Any) -> httpx.Response:
@@ -140,20 +141,13 @@ class House:
         return sock
 
     def settle(self) -> None:
-        """Wait until the engine has nothing to do, then check that nothing is held."""
-        loop = self.engine.loop
+        """Wait until nothing is under way and nothing is held."""
 
-        def idle() -> bool:
-            return (
-                not loop._scheduler.busy
-                and loop._resting
-                and loop._mailbox.empty()
-                and not self.service._preparing
-                and not self.service.open_answers
-            )
+        def at_rest() -> bool:
+            busy = self.service._preparing or self.service.open_answers
+            return not busy and fault_in_rest(self.engine) is None
 
-        eventually(idle, lambda: f"the engine does not come to rest: {loop.stats()}")
-        assert_baseline(self.engine)
+        eventually(at_rest, lambda: fault_in_rest(self.engine) or "an answer is open")
 
     def check(self) -> None:
         """The general oracle."""
@@ -180,7 +174,6 @@ def open_house(
     folder: Path, keys: tuple[str, ...] = (), memory: HostMemory | None = None, **settings: Any
 ) -> Iterator[House]:
     """A server on a checkpoint folder until the block ends; then it must be at its baseline and leave no thread."""
-    before = set(threading.enumerate())
     wishes = Settings(**(DEFAULTS | {"min_free_mib": 0} | settings))
     service = Service(open_engine(str(folder), wishes), memory=memory)
     log = Log()
@@ -192,18 +185,22 @@ def open_house(
     thread.start()
     try:
         assert ready.wait(20)
-        house = House.__new__(House) if keys else House(service, server, url_of(sock), log)
-        if keys:  # only the right key is answered, so there is no known-good answer to begin with
-            house.service, house.server, house.address, house.log = service, server, url_of(sock), log
-            house.engine, house.http = service.engine, httpx.Client(base_url=url_of(sock), timeout=60)
+        house = House(service, server, url_of(sock), log, keys)
         yield house
         house.settle()
         house.http.close()
     finally:
         server.should_exit = True
         thread.join(30)
+        own = threads_of(service)
         service.engine.close()
         logging.getLogger("foveate").removeHandler(log)
-    assert not thread.is_alive()
-    left = [t.name for t in set(threading.enumerate()) - before if t.name.startswith("foveate")]
+    left = [one.name for one in (thread, *own) if one.is_alive()]
     assert not left, f"threads left: {left}"
+
+
+def threads_of(service: Service) -> list[threading.Thread]:
+    """The engine's thread, the decoders' and the encoder's."""
+    loop, encoder = service.engine.loop, service.engine.loop._encoder
+    held = [value for value in vars(encoder.worker).values() if isinstance(value, threading.Thread)]
+    return [loop._thread, *encoder._pool._threads, *held]

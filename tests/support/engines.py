@@ -77,13 +77,25 @@ def assert_baseline(engine: Engine) -> None:
     assert encoder is None or (not encoder._shelf.pictures and encoder._shelf.kept_bytes == 0), "pictures are left"
 
 
+def fault_in_rest(engine: Engine) -> str | None:
+    """What keeps the engine from being at its baseline at this moment; None if nothing does."""
+    loop = engine.loop
+    if loop._scheduler.busy or not loop._resting or not loop._mailbox.empty():
+        return f"the engine does not come to rest: {loop.stats()}"
+    try:
+        assert_baseline(engine)
+    except AssertionError as fault:  # between its plan and what follows from it, the loop is not at rest
+        return str(fault)
+    return None
+
+
 async def settle(engine: Engine) -> None:
-    """Wait until the engine has nothing to do, then check the baseline. Fails after ten seconds."""
+    """Wait until the engine is at its baseline. Fails after ten seconds."""
     for _ in range(2000):
-        if not engine.loop._scheduler.busy and engine.loop._resting and engine.loop._mailbox.empty():
-            return assert_baseline(engine)
+        if (fault := fault_in_rest(engine)) is None:
+            return
         await asyncio.sleep(0.005)
-    raise AssertionError(f"the engine does not come to rest: {engine.loop.stats()}")
+    raise AssertionError(fault)
 
 
 @asynccontextmanager
