@@ -15,6 +15,7 @@ from PIL import Image
 
 from recipe import draw_bars, draw_lines, draw_pie, draw_table
 from recipe.canvas import Canvas, Glyph
+from recipe.draw_frame import settle_legend
 from recipe.figures import Figures, make_figures
 from recipe.style import Style, make_style
 
@@ -103,6 +104,7 @@ def make_chart(
 
 def draw(rng: random.Random, size: tuple[int, int], style: Style, figures: Figures) -> tuple[Canvas, Figures]:
     """Draws the figures and returns them as drawn: values may have been moved to readable places."""
+    style = settle_legend(size[1], style, figures)
     canvas = Canvas(size, style.background)
     painter = {
         "bar": draw_bars.draw_bar,

@@ -90,6 +90,14 @@ def draw_legend(canvas: Canvas, style: Style, names: tuple[str, ...], colors: tu
     return replace(area, right=left - 12)
 
 
+def settle_legend(height: int, style: Style, figures: Figures) -> Style:
+    """Moves a legend out of the axes where it would cover marks: level bars, and pictures of small height."""
+    needed = (style.face.size + 5) * len(figures.series) + 24
+    if style.legend == "inside" and (figures.kind == "hbar" or needed > 0.24 * (height - 110)):
+        return replace(style, legend="right")
+    return style
+
+
 def draw_inner_legend(
     canvas: Canvas, style: Style, names: tuple[str, ...], colors: tuple[Color, ...], area: Area
 ) -> None:
@@ -112,8 +120,12 @@ def _entry(canvas: Canvas, style: Style, at: tuple[float, float], name: str, col
 def choose_scale(rng: random.Random, style: Style, figures: Figures, length: float, inner: bool) -> Scale:
     """An axis for the figures over `length` pixels, with headroom when a legend lies inside."""
     low = min(min(row) for row in figures.values)
-    high = max(max(row) for row in figures.values) * (1.3 if inner else 1.0)
+    high = max(max(row) for row in figures.values)
     line = figures.kind == "line"
+    if inner:
+        legend = (style.face.size + 5) * len(figures.series) + 24
+        base = low if line else 0.0
+        high = base + (high - base) / (1 - min(0.6, max(0.2, legend / length)))
     if style.look == "mpl":
         return library_scale(low, high, length, style.face.size, zero=not line)
     want = max(3, min(9, int(length / rng.uniform(28, 60))))

@@ -173,5 +173,7 @@ def quick() -> list[dict[str, Any]]:
 
 
 def _quick(name: str, files: list[str], question: str, answer: str) -> dict[str, Any]:
-    return {"set": name, "images": files, "question": question, "answer": answer, "kind": "value",
-            "numeric": answer.strip("$%").replace(".", "").isdigit()}  # fmt: skip
+    openings = {"What is the title": "title", "Write": "off_topic", "Which chart": "which_has", "How many": "count"}
+    kind = next((kind for opening, kind in openings.items() if question.startswith(opening)), "value")
+    numeric = kind in ("value", "count")
+    return {"set": name, "images": files, "question": question, "answer": answer, "kind": kind, "numeric": numeric}

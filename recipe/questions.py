@@ -27,8 +27,11 @@ CATEGORIES = {
     "hbar": ("bar", "bar", "category", "item", "label", "entry", "group"),
     "line": ("point", "category", "label", "data point", "x value", "item", "position"),
     "pie": ("slice", "slice", "category", "segment", "wedge", "sector", "item", "part", "piece", "label"),
-    "table": ("row", "row", "entry", "item", "category", "line", "label"),
+    "table": ("row", "row", "entry", "item", "category", "label"),
 }
+SHARES = ("percentage", "percentage", "share", "percent value", "proportion", "rate")  # of charts in per cent
+PRICES = ("price", "cost", "amount in dollars", "dollar amount", "dollar value")  # of charts in dollars
+UNIT_SECTIONS = ("value", "value_series", "max_value", "min_value")
 MANY_NOUNS = ("chart", "chart", "chart", "graph", "figure", "picture", "image", "plot", "one")
 
 
@@ -81,6 +84,8 @@ def _worded(rng: random.Random, fact: Fact, kind: str, charts: Sequence[Chart], 
     noun = rng.choice(NOUNS) if rng.random() < 0.8 else KIND_NAMES[chart.kind].removeprefix("horizontal ")
     reference = "" if len(charts) == 1 or _obvious(rng, fact, charts, at) else refer(rng, charts, at)
     slots = {"cat": cat, "cats": plural(cat), "M": chart.measure, **fact.slots}
+    if (chart.unit or chart.prefix) and fact.kind in UNIT_SECTIONS and rng.random() < 0.25:
+        slots["val"] = rng.choice(SHARES if chart.unit else PRICES)
     return QA(phrase(rng, fact.kind, slots, Setting(noun, reference)), fact.answer, kind, len(charts), fact.numeric,
               fact.kind)  # fmt: skip
 

@@ -74,8 +74,14 @@ def snap(
     parts = 1 if roll < 0.2 else 2 if roll < 0.87 else rng.choice((4, 5))
     places = _places(scale, parts, decimals)
     if len(places) < 3:
-        decimals, places = 1, _places(scale, 2, 1)
-    return tuple(_nearest(places, row) for row in rows), decimals
+        parts, decimals, places = 2, 1, _places(scale, 2, 1)
+    top = max(map(max, rows)) + 0.6 * scale.step / parts
+    lower = [place for place in places if place <= top]
+    places = lower if len(lower) >= 3 else places
+    placed: list[tuple[float, ...]] = []
+    for row in rows:
+        placed.append(_nearest(places, row, placed))
+    return tuple(placed), decimals
 
 
 def _places(scale: Scale, parts: int, decimals: int) -> list[float]:
@@ -87,14 +93,16 @@ def _places(scale: Scale, parts: int, decimals: int) -> list[float]:
     return [round(number, decimals) for number in numbers if abs(round(number, decimals) - number) < 1e-6]
 
 
-def _nearest(places: list[float], row: tuple[float, ...]) -> tuple[float, ...]:
-    """Each value's nearest place, keeping values apart where there is room."""
+def _nearest(places: list[float], row: tuple[float, ...], others: list[tuple[float, ...]]) -> tuple[float, ...]:
+    """Each value's nearest place, apart from the row's own and from other rows' at its position where there is room."""
     taken: set[int] = set()
     placed: list[float] = []
-    for value in row:
-        want = min(range(len(places)), key=lambda at: abs(places[at] - value))
+    for at, value in enumerate(row):
+        here = {other[at] for other in others}
+        want = min(range(len(places)), key=lambda spot: abs(places[spot] - value))
         near = [want + shift for shift in (0, 1, -1, 2, -2, 3, -3) if 0 <= want + shift < len(places)]
-        want = next((at for at in near if at not in taken), want)
+        free = [spot for spot in near if places[spot] not in here]
+        want = next((spot for spot in free if spot not in taken), free[0] if free else want)
         taken.add(want)
         placed.append(places[want])
     return tuple(placed)

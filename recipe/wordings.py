@@ -15,6 +15,7 @@ from pathlib import Path
 
 TYPES = ("NP", "WH", "Q", "T", "C")
 MARK = "\x00"
+_VALUE = re.compile(r"(?<!\w)(value|figure|number|amount|quantity|score|reading|level|total|result)(?!\w)")
 _TOKEN = re.compile(r"\{(\w+)\}|<([a-z_]+)>|([(|)])|([^{<(|)]+|<)")
 
 
@@ -112,9 +113,14 @@ def phrase(rng: random.Random, section: str, slots: dict[str, str], setting: Set
     """A finished question of a section, its slots filled."""
     kind, core = expand(rng, section)
     lead = {"NP": "ask_np", "WH": "ask_wh", "C": "ask_c"}.get(kind)
+    if "val" in slots:
+        core = _VALUE.sub(slots["val"], core, count=1)
     text = core
     if lead and not (kind == "NP" and rng.random() < 0.08):
-        text = f"{expand(rng, lead)[1]} {core}".strip()
+        opening = expand(rng, lead)[1]
+        if not opening and core.startswith(("whether ", "if ")):
+            opening = "say"
+        text = f"{opening} {core}".strip()
     text = _placed(rng, text, kind, setting)
     if rng.random() < (0.03 if kind == "T" else 0.08):
         text = f"{expand(rng, 'hello')[1]}{rng.choice((', ', ', ', ' ', ': ', '! ', ' - '))}{text}"

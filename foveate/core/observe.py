@@ -106,6 +106,35 @@ class Snapshot:
     spreads: Mapping[str, Spread]
 
 
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """A request at one moment, or as it ended. `state` is one of STATES; times are in seconds since it arrived.
+
+    `prepare_s` went before that: reading its pictures and rendering its prompt.
+    """
+
+    id: str
+    state: str
+    prompt_tokens: int
+    output_tokens: int
+    elapsed_s: float
+    prepare_s: float = 0.0
+    timings: Timings = field(default_factory=Timings)
+
+
+STATES = ("prepare", "queued", "encode", "prefill", "generate", "stop", "length", "abort", "failed")
+"""What a live request is at ('encode': prefill waits for image rows), or how it ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """The server at one moment: gauges, requests under way, and the last ones that ended, newest first."""
+
+    gauges: Gauges
+    requests: tuple[RequestView, ...] = ()
+    recent: tuple[RequestView, ...] = ()
+
+
 class Counters:
     """Counts what happened since the start. Safe to call from any thread; every call is short."""
 

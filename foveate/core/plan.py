@@ -37,6 +37,8 @@ class Slice:
     spans: the image spans that overlap the slice, in order; their rows replace the embeddings.
     pages: the request's page table, long enough to hold end_at tokens.
     state_slot: its fixed-size state; a slice with start_at == 0 starts from zeros.
+    parents: where the guesses form a tree, one number per guess: 0 is the token before them all, i is guess i; each
+    stands behind its parent. () for a chain. A guess's rope position is that of its depth, its place in memory its own.
     draw: None when no token is to be sampled (a prefill chunk that does not reach the end).
     """
 
@@ -49,6 +51,7 @@ class Slice:
     spans: tuple[Span, ...] = ()
     draft_len: int = 0
     draw: Draw | None = None
+    parents: tuple[int, ...] = ()
 
     @property
     def end_at(self) -> int:
@@ -73,6 +76,36 @@ class StepPlan:
     @property
     def token_count(self) -> int:
         return sum(len(piece.tokens) for piece in self.slices)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftWish:
+    """A decoding request whose next tokens shall be guessed.
+
+    tail: its last tokens, as many as the drafter looks back on; the newest, at index start_at, is not in memory yet.
+    positions: rope positions of the indices [start_at - 1, start_at + draft_len], one array per axis.
+    draft_len: tokens to guess along one path, and budget: over all paths of a tree. draw: as of the slice to come.
+    """
+
+    uid: int
+    tail: tuple[int, ...]
+    start_at: int
+    positions: tuple[array[int], ...]
+    pages: tuple[int, ...]
+    state_slot: int
+    draft_len: int
+    budget: int
+    draw: Draw
+
+
+@dataclass(frozen=True, slots=True)
+class DraftGuess:
+    """Guessed tokens of a request, `parents` as in `Slice`; `confidence` is one probability per token, or empty."""
+
+    uid: int
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...] = ()
+    confidence: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

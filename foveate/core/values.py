@@ -189,6 +189,8 @@ class Timings:
     """What a request cost and what the overlap bought, in seconds.
 
     `waited_s` is the time prefill stood still for want of image rows; `hidden_s` the encode time it did not wait for.
+    `decode_steps` gave tokens after the first; they verified `drafted` guessed tokens, and `accepted[i]` of them took
+    the guess at depth i + 1.
     """
 
     queued_s: float = 0.0
@@ -201,6 +203,14 @@ class Timings:
     generation_s: float = 0.0
     preemptions: int = 0
     images: tuple[ImageTiming, ...] = ()
+    decode_steps: int = 0
+    drafted: int = 0
+    accepted: tuple[int, ...] = ()
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a decoding step gave on average; 0 without any."""
+        return 1.0 + sum(self.accepted) / self.decode_steps if self.decode_steps else 0.0
 
 
 # Events of one request, in this order: Started?, (ImageLanded | Output)*, then exactly one of Finished | Failed.

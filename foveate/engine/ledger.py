@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 
+from foveate.core.observe import RequestView
 from foveate.core.values import Event, Finished, ImageLanded, ImageTiming, PixelSource, Prompt, Started, Timings
 
 Sink = Callable[[Event], None]
@@ -85,6 +86,12 @@ class Ledger:
             for image, span in enumerate(entry.prompt.spans):
                 if span.key == key:
                     entry.sink(ImageLanded(entry.uid, image, entry.timing[key]))
+
+    def view(self, uid: int, stage: str, output_len: int, timings: Timings, now: float) -> RequestView:
+        """A live request as others may see it; its id is its uid."""
+        entry = self._entries[uid]
+        elapsed_s, prompt_len = now - entry.arrived_s, len(entry.prompt.tokens)
+        return RequestView(str(uid), stage, prompt_len, output_len, elapsed_s, timings=account(timings, entry))
 
     def settle(self, event: Finished) -> Finished:
         """The event with the request's whole account: the scheduler's part and the pictures' part."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from foveate.core.errors import Busy, FoveateError, RequestFailed, StepFailed
+from foveate.core.observe import RequestView
 from foveate.core.plan import StepPlan, StepResult
 from foveate.core.values import Ending, Event, Failed, Finished, Output, PixelSource, Prompt, Sampling, Timings
 from foveate.engine.ledger import Ledger, Sink
@@ -63,6 +64,13 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """Somebody wants to see every live request; `reply` is called on the engine's thread."""
+
+    reply: Callable[[tuple[RequestView, ...]], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Nudge:
     """Something happened at the encoder: look."""
 
@@ -72,7 +80,7 @@ class Stop:
     """End the loop: abort what still runs."""
 
 
-Letter = Together | Abort | Nudge | Stop
+Letter = Together | Abort | Look | Nudge | Stop
 
 
 class EngineLoop:
@@ -101,13 +109,15 @@ class EngineLoop:
     def start(self) -> None:
         self._thread.start()
 
-    def post(self, letter: Together | Abort) -> None:
+    def post(self, letter: Together | Abort | Look) -> None:
         """Hand a letter in from any thread. After the end a request is answered at once with why it cannot run."""
         with self._gate:
             if self._accepting:
                 return self._mailbox.put(letter)
         if isinstance(letter, Together):
             _refuse(letter, Busy("the server is shutting down", retry_after_s=10))
+        elif isinstance(letter, Look):
+            letter.reply(())
 
     def close(self) -> None:
         """Abort everything, join the thread and the encoder. Idempotent."""
@@ -188,8 +198,17 @@ class EngineLoop:
             self._take_in(letter)
         elif isinstance(letter, Abort):
             self._abort(letter.uid)
+        elif isinstance(letter, Look):
+            letter.reply(self._look())
         elif isinstance(letter, Stop):
             self._stopping = True
+
+    def _look(self) -> tuple[RequestView, ...]:
+        now, scheduler = time.monotonic(), self._scheduler
+        return tuple(
+            self._ledger.view(uid, *scheduler.stage(uid), scheduler.timings(uid) or Timings(), now)
+            for uid in self._ledger
+        )
 
     def _take_in(self, together: Together) -> None:
         now, taken = time.monotonic(), []
@@ -290,6 +309,8 @@ class EngineLoop:
             letter = self._mailbox.get_nowait()
             if isinstance(letter, Together):
                 _refuse(letter, failure)
+            elif isinstance(letter, Look):
+                letter.reply(())
             elif isinstance(letter, Stop):
                 self._stopping = True
 

@@ -98,10 +98,16 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """What else a forward pass shall return: outputs of these layers (0-based), and what the final norm makes."""
+    """What else a forward pass shall return: outputs of these layers, and what the final norm makes.
+
+    Layers count from 0; -1 stands for what goes into the first.
+    """
 
     layers: tuple[int, ...] = ()
     final: bool = False
+
+
+NOTHING = Capture()
 
 
 class Pending(Protocol):

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from foveate.models.interface import Batch, Capture, Forward, Memory, MemorySpec, PagedSpec, StateSpec
+from foveate.models.interface import NOTHING, Batch, Capture, Forward, Memory, MemorySpec, PagedSpec, StateSpec
 from foveate.models.qwen3_5_config import TextConfig
 from foveate.models.qwen3_5_trial import Trial, begin_trial
 from foveate.ops.attention import attend_paged, write_paged
@@ -28,9 +28,6 @@ from foveate.ops.layers import gated_rms_norm, rms_norm, swiglu
 from foveate.ops.moe import expert_swiglu, route
 from foveate.ops.pages import PagedLayout, lay_out
 from foveate.ops.rope import frequencies, frequency_axes, mrope_cos_sin, rotate_
-
-
-NOTHING = Capture()
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,20 +254,22 @@ class Qwen35:
         hidden = self.embed(batch.ids)  # [tokens, hidden]
         if batch.image_rows is not None and batch.image_at is not None:
             hidden.index_copy_(0, batch.image_at, batch.image_rows.to(hidden.dtype))
-        step, held, kept = self._step(batch, memory), memory.paged | memory.state, []
+        step, held = self._step(batch, memory), memory.paged | memory.state
+        outputs = {-1: hidden.clone()} if -1 in capture.layers else {}
         for i, layer in enumerate(self.trunk.layers):
             first, second = (held[f"{name}.{i}"] for name in layer.memory_names)
             normed = rms_norm(hidden, layer.mixer_norm, self.config.eps)
             layer.mixer.add_to(hidden, normed, step, (first, second), self.config)
             layer.mlp.add_to(hidden, rms_norm(hidden, layer.mlp_norm, self.config.eps))
             if i in capture.layers:
-                kept.append(hidden.clone())  # the next layer adds in place
+                outputs[i] = hidden.clone()  # the next layer adds in place
         final = rms_norm(hidden if capture.final else hidden[batch.logits_at], self.trunk.norm, self.config.eps)
         logits = self.head(final[batch.logits_at] if capture.final else final)
-        features = torch.cat(kept, -1) if kept else None
+        features = torch.cat([outputs[i] for i in capture.layers], -1) if capture.layers else None
+        everywhere = final if capture.final else None
         if place is not None:
-            features, final = (None if x is None else x[place] for x in (features, final))
-        return Forward(logits, features, final if capture.final else None, step.trial)
+            features, everywhere = (None if x is None else x[place] for x in (features, everywhere))
+        return Forward(logits, features, everywhere, step.trial)
 
     def embed(self, ids: Tensor) -> Tensor:
         """Input embeddings [tokens, hidden]."""

@@ -39,6 +39,7 @@ def lay_out(slices: Sequence[Slice], rows: RowStore, device: str) -> Batch:
         image_rows=image_rows,
         image_at=None if image_at is None else _tensor(image_at, device),
         verify=tuple(piece.draft_len > 0 for piece in slices),
+        parents=tuple(piece.parents for piece in slices),
     )
 
 

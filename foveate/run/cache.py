@@ -13,6 +13,14 @@ from foveate.models.interface import Memory, MemorySpec
 RESERVE = 0.08  # share of a GPU's memory left for activations, graphs and the allocator's own slack
 
 
+def joined(*specs: MemorySpec) -> MemorySpec:
+    """What several models keep side by side; their names differ."""
+    paged = tuple(spec for part in specs for spec in part.paged)
+    state = tuple(spec for part in specs for spec in part.state)
+    assert len({spec.name for spec in (*paged, *state)}) == len(paged) + len(state), "two tensors of one name"
+    return MemorySpec(paged, state)
+
+
 def allocate(spec: MemorySpec, pages: int, page_len: int, slots: int, device: str) -> Memory:
     """Memory for `pages` pages of `page_len` tokens and `slots` sequences, zero-filled, on `device`."""
     return Memory(

@@ -21,10 +21,9 @@ from typing import Any
 import torch
 
 from foveate.core.errors import EncodeFailed
-from foveate.run.encoder_worker import Encoded, Inbox, Lost, Reporter, TowerSource, encode_one
+from foveate.run.encoder_worker import CLOSE_S, Encoded, Inbox, Lost, Reporter, TowerSource, encode_one
 
 log = logging.getLogger(__name__)
-CLOSE_S = 5.0  # for the image under way
 Message = tuple[str, ...] | tuple[str, str, Any]
 
 

@@ -22,6 +22,7 @@ from foveate.core.errors import EncodeFailed
 from foveate.models.interface import VisionTower
 
 log = logging.getLogger(__name__)
+CLOSE_S = 5.0  # for the image under way
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,4 +194,6 @@ class ThreadWorker:
 
     def close(self) -> None:
         self._inbox.close()
-        self._thread.join()
+        self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            log.error("the vision encoder does not end its image; leaving its thread behind")

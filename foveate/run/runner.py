@@ -1,48 +1,114 @@
-"""Executes a plan's slices: one mixed forward, then one draw per slice that asks for it.
+"""Executes a plan's slices: one mixed forward, then what each slice that asks for it draws and accepts.
 
-Owns the model, its memory and the image rows on its device. Obeys: whose turn it is was decided elsewhere. A row whose
-logits are not finite fails its own request; an exception from the forward itself is the caller's to handle, because it
-may have spoiled memory for the whole cohort.
+Owns the model, its memory, the image rows on its device and the drafter. Obeys: whose turn it is, and who is guessed
+for, was decided elsewhere. A row whose logits are not finite fails its own request; an exception from the forward
+itself is the caller's to handle, because it may have spoiled memory for the whole cohort.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from foveate.core.errors import RequestFailed
-from foveate.core.plan import Slice, SliceResult, StepPlan, StepResult
-from foveate.models.interface import LanguageModel, Memory
+from foveate.core.plan import DraftGuess, DraftWish, Slice, SliceResult, StepPlan, StepResult
+from foveate.models.drafting import Seen
+from foveate.models.interface import NOTHING, Batch, Forward, LanguageModel, Memory
 from foveate.run.batch import lay_out
+from foveate.run.draft import Drafter
 from foveate.run.embeds import RowStore
 from foveate.run.sampler import choose
+from foveate.run.verify import Path, settle
 
 
 class Runner:
     """One language model on one device, with the memory of all sequences."""
 
-    def __init__(self, model: LanguageModel, memory: Memory, rows: RowStore, device: str) -> None:
+    def __init__(
+        self, model: LanguageModel, memory: Memory, rows: RowStore, device: str, drafter: Drafter | None = None
+    ) -> None:
+        """`memory` holds what the drafter keeps too."""
         self._model, self._memory, self._device = model, memory, device
-        self.rows = rows
+        self.rows, self.drafter = rows, drafter
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run a plan with at least one slice. Results come in the order of its slices."""
-        assert plan.slices and not any(piece.draft_len for piece in plan.slices), "nothing to run, or drafts"
+        assert plan.slices, "nothing to run"
         batch = lay_out(plan.slices, self.rows, self._device)
-        logits = self._model.forward(batch, self._memory)
-        return StepResult(plan.number, self._draw(plan.slices, logits))
+        if self.drafter is None and not any(batch.verify):
+            logits = self._model.forward(batch, self._memory)
+            return StepResult(plan.number, _drawn(plan.slices, logits))
+        return StepResult(plan.number, self._run(plan.slices, batch, self.drafter))
 
-    def _draw(self, slices: tuple[Slice, ...], logits: Tensor) -> tuple[SliceResult, ...]:
-        drawing = [piece for piece in slices if piece.draw is not None]
-        results = {piece.uid: SliceResult(piece.uid) for piece in slices}
-        if drawing:
-            sound = torch.isfinite(logits).all(-1).tolist()
-            chosen = choose(logits, [piece.draw for piece in drawing if piece.draw is not None])
-            for piece, finite, (token, logprob) in zip(drawing, sound, chosen, strict=True):
-                results[piece.uid] = (
-                    SliceResult(piece.uid, (token,), (logprob,) if logprob else ())
-                    if finite
-                    else SliceResult(piece.uid, error=RequestFailed("the model produced values that are not finite"))
-                )
-        return tuple(results.values())
+    @torch.inference_mode()
+    def draft(self, wishes: Sequence[DraftWish]) -> list[DraftGuess]:
+        """Guesses for requests whose last step has been executed, one per wish."""
+        assert self.drafter is not None and wishes, "nobody to ask, or nothing"
+        return self.drafter.propose(wishes, self._memory)
+
+    def _run(self, slices: tuple[Slice, ...], batch: Batch, drafter: Drafter | None) -> tuple[SliceResult, ...]:
+        """Run, accept, commit what stands, and let the drafter see it."""
+        capture = drafter.capture if drafter is not None else NOTHING
+        forward = self._model.run(batch, self._memory, capture)
+        if forward.pending is None:
+            results, paths = _drawn(slices, forward.logits), {}
+        else:
+            settled = settle([piece for piece in slices if piece.draw is not None], forward.logits)
+            by_uid = {result.uid: result for result, _ in settled}
+            results = tuple(by_uid.get(piece.uid, SliceResult(piece.uid)) for piece in slices)
+            paths = {result.uid: path for result, path in settled}
+            forward.pending.commit([paths[piece.uid] for piece in slices if piece.draft_len])
+        if drafter is not None:
+            drafter.observe(_seen(slices, batch, forward, paths), self._memory)
+        return results
+
+
+def _drawn(slices: tuple[Slice, ...], logits: Tensor) -> tuple[SliceResult, ...]:
+    """Results of slices without drafts."""
+    drawing = [piece for piece in slices if piece.draw is not None]
+    results = {piece.uid: SliceResult(piece.uid) for piece in slices}
+    if drawing:
+        sound = torch.isfinite(logits).all(-1).tolist()
+        chosen = choose(logits, [piece.draw for piece in drawing if piece.draw is not None])
+        for piece, finite, (token, logprob) in zip(drawing, sound, chosen, strict=True):
+            results[piece.uid] = (
+                SliceResult(piece.uid, (token,), (logprob,) if logprob else ())
+                if finite
+                else SliceResult(piece.uid, error=RequestFailed("the model produced values that are not finite"))
+            )
+    return tuple(results.values())
+
+
+def _seen(slices: tuple[Slice, ...], batch: Batch, forward: Forward, paths: dict[int, Path]) -> Seen:
+    """What stands of a step: every token but the rejected drafts."""
+    seen = Seen(
+        ids=batch.ids,
+        positions=batch.positions,
+        past_lens=batch.past_lens,
+        lens=batch.query_lens,
+        pages=batch.pages,
+        slots=batch.slots,
+        features=forward.features,
+        final=forward.final,
+    )
+    if forward.pending is None:
+        return seen
+    starts = batch.offsets
+    kept = [
+        [start + at for at in (paths[piece.uid] if piece.draft_len else range(len(piece.tokens)))]
+        for piece, start in zip(slices, starts, strict=False)
+    ]
+    at = torch.tensor(list(chain.from_iterable(kept)), device=batch.ids.device)
+    return replace(
+        seen,
+        ids=seen.ids[at],
+        positions=seen.positions[:, at],
+        lens=tuple(len(one) for one in kept),
+        features=None if seen.features is None else seen.features[at],
+        final=None if seen.final is None else seen.final[at],
+    )

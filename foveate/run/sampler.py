@@ -21,21 +21,23 @@ GREEDY_BELOW = 1e-3  # temperatures under this are greedy: dividing by them only
 
 def choose(logits: Tensor, draws: list[Draw]) -> list[tuple[int, Logprob | None]]:
     """A token per row of logits [rows, vocab] (float32), with its log-probability where asked for."""
-    greedy = logits.argmax(-1).tolist() if any(_plainly_greedy(draw) for draw in draws) else []
+    greedy = logits.argmax(-1).tolist() if any(plainly_greedy(draw) for draw in draws) else []
     chosen = []
     for row, draw in enumerate(draws):
-        token = greedy[row] if _plainly_greedy(draw) else _choose_row(logits[row], draw)
-        chosen.append((token, _logprob(logits[row], token, draw.sampling.logprobs)))
+        token = greedy[row] if plainly_greedy(draw) else choose_row(logits[row], draw)
+        chosen.append((token, logprob_of(logits[row], token, draw.sampling.logprobs)))
     return chosen
 
 
-def _plainly_greedy(draw: Draw) -> bool:
+def plainly_greedy(draw: Draw) -> bool:
+    """Whether the draw is no more than the largest logit."""
     sampling = draw.sampling
     changed = sampling.logit_bias or sampling.needs_history or draw.forbidden
     return sampling.temperature < GREEDY_BELOW and not changed
 
 
-def _choose_row(raw: Tensor, draw: Draw) -> int:
+def choose_row(raw: Tensor, draw: Draw) -> int:
+    """The token of one row of logits [vocab]."""
     sampling = draw.sampling
     logits = _penalised(raw.double(), draw)
     if sampling.temperature < GREEDY_BELOW:
@@ -81,7 +83,8 @@ def uniform(seed: int, index: int) -> float:
     return (int.from_bytes(digest, "big") >> 11) / 2**53
 
 
-def _logprob(logits: Tensor, token: int, top: int | None) -> Logprob | None:
+def logprob_of(logits: Tensor, token: int, top: int | None) -> Logprob | None:
+    """The model's own log-probability of a token beside its `top` best ones; None when none was asked for."""
     if top is None:
         return None
     logprobs = torch.log_softmax(logits.float(), -1)

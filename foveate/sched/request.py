@@ -8,12 +8,14 @@ phases. Also owns the request's own clock account. Refuses to know other request
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-from foveate.core.plan import Draw, Slice, SliceResult
+from foveate.core.plan import DraftWish, Draw, Slice, SliceResult
 from foveate.core.values import Ending, ImageTiming, Logprob, Prompt, Sampling, Span, Timings
 from foveate.sched.blocks import Lease
+from foveate.sched.speculate import Luck
 
 
 @dataclass(slots=True)
@@ -29,6 +31,9 @@ class Account:
     waited_s: float = 0.0
     prefill_s: float = 0.0
     preemptions: int = 0
+    decode_steps: int = 0
+    drafted: int = 0
+    accepted: list[int] = field(default_factory=list)  # steps that took the guess at each depth
     first_output_s: float | None = None
     last_output_s: float | None = None
     windows: dict[int, tuple[float, float | None]] = field(default_factory=dict)  # prefill of the span of this number
@@ -55,6 +60,14 @@ class Account:
             if end_s is None and span.start_at < piece.end_at and span.end_at > piece.start_at:
                 self.windows[number] = (start_s, now if span.end_at <= piece.end_at else None)
 
+    def note_decode(self, drafted: int, accepted_len: int) -> None:
+        """A decoding step verified so many guessed tokens and accepted so many."""
+        self.decode_steps += 1
+        self.drafted += drafted
+        self.accepted += [0] * (accepted_len - len(self.accepted))
+        for depth in range(accepted_len):
+            self.accepted[depth] += 1
+
     def note_output(self, now: float) -> None:
         """Output tokens came at `now`."""
         self.last_output_s = now
@@ -72,6 +85,9 @@ class Account:
             first_token_s=0.0 if first_s is None else first_s - self.submitted_s,
             generation_s=0.0 if first_s is None or last_s is None else last_s - first_s,
             preemptions=self.preemptions,
+            decode_steps=self.decode_steps,
+            drafted=self.drafted,
+            accepted=tuple(self.accepted),
             images=tuple(
                 ImageTiming(span.key, span.rows, prefill_start_s=start_s, prefill_end_s=end_s)
                 for span, (start_s, end_s) in zip(spans, windows, strict=True)
@@ -94,9 +110,11 @@ class Request:
     held_bytes: int = 0
     output: list[int] = field(default_factory=list)
     draft: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()  # of the draft where it is a tree, as in `Slice`
     computed: int = 0
     lease: Lease | None = None
     passed: int = 0
+    luck: Luck = field(default_factory=Luck)
 
     @property
     def settled_len(self) -> int:
@@ -150,31 +168,59 @@ class Request:
         span = next(iter(self.spans_ahead()), None)
         return span.rows if span is not None and span.atomic and span.start_at == self.computed else 1
 
-    def propose(self, tokens: tuple[int, ...]) -> None:
-        """Take a draft to verify in its next step, cut to what may still come; ignored unless it is decoding.
+    @property
+    def room_len(self) -> int:
+        """Drafted tokens that could be accepted in its next step; none unless it is decoding.
 
         One token always follows the accepted ones, hence the minus one. A burst stays on one side of `min_new`,
         because the stop ids are forbidden for a whole slice or not at all.
         """
         output_len = len(self.output)
         end_len = self.ending.min_new if output_len < self.ending.min_new else self.ending.max_new
-        self.draft = tokens[: max(0, min(end_len, self.ending.max_new) - output_len - 1)] if self.decoding else ()
+        return max(0, min(end_len, self.ending.max_new) - output_len - 1) if self.decoding else 0
+
+    def propose(self, tokens: tuple[int, ...], parents: tuple[int, ...] = ()) -> None:
+        """Take a draft to verify in its next step, a chain or with `parents` a tree, cut to what may still come."""
+        if parents:
+            self.draft, self.parents = cut_tree(tokens, parents, self.room_len)
+        else:
+            self.draft, self.parents = tokens[: self.room_len], ()
 
     def slice(self, take: int) -> Slice:
         """The next `take` tokens as work for a step; what remains of the draft behind them is let go."""
         start_at, end_at, prompt_len = self.computed, self.computed + take, len(self.prompt.tokens)
-        self.draft = self.draft[: max(0, end_at - self.settled_len)]
+        draft_len = max(0, end_at - self.settled_len)
+        self.draft, self.parents = self.draft[:draft_len], self.parents[:draft_len]
         later = (*self.output[max(0, start_at - prompt_len) :], *self.draft) if end_at > prompt_len else ()
         return Slice(
             uid=self.uid,
             start_at=start_at,
             tokens=(self.prompt.tokens[start_at:end_at] + later)[:take],
-            positions=self.prompt.positions.window(start_at, end_at),
+            positions=self._positions(start_at, end_at),
             pages=tuple(self.memory.pages),
             state_slot=self.memory.slot,
             spans=tuple(span for span in self.spans_ahead() if span.start_at < end_at),
             draft_len=len(self.draft),
             draw=self._draw() if end_at >= self.settled_len else None,
+            parents=self.parents,
+        )
+
+    def wish(self, draft_len: int, budget: int, lookback: int) -> DraftWish:
+        """What a drafter needs to guess the next tokens of this decoding request."""
+        start_at = self.computed
+        tail = tuple(self.output[-lookback:])
+        if len(tail) < lookback:
+            tail = self.prompt.tokens[-(lookback - len(tail)) :] + tail
+        return DraftWish(
+            uid=self.uid,
+            tail=tail,
+            start_at=start_at,
+            positions=self.prompt.positions.window(start_at - 1, start_at + draft_len + 1),
+            pages=tuple(self.memory.pages),
+            state_slot=self.memory.slot,
+            draft_len=draft_len,
+            budget=budget,
+            draw=self._draw(),
         )
 
     def advance(self, piece: Slice, outcome: SliceResult) -> tuple[tuple[int, ...], tuple[Logprob, ...], str | None]:
@@ -182,20 +228,30 @@ class Request:
 
         With n drafts accepted, n + 1 tokens are new and the last of them is known but not yet computed.
         """
-        self.draft = ()
+        self.draft = self.parents = ()
         if piece.draw is None:
             self.computed = piece.end_at
             return (), (), None
+        decoded = self.decoding
         reason = self._append(outcome.tokens)
         new_len = len(self.output) - piece.draw.index
+        if decoded:
+            self.account.note_decode(piece.draft_len, min(new_len, len(outcome.tokens) - 1))
         self.computed = self.settled_len - 1
         return outcome.tokens[:new_len], outcome.logprobs[:new_len], reason
 
     def rewind(self) -> None:
         """Give up its memory and start over; the output stands and is run again like a prompt."""
         self.memory.release()
-        self.lease, self.computed, self.draft = None, 0, ()
+        self.lease, self.computed, self.draft, self.parents = None, 0, (), ()
         self.account.preemptions += 1
+
+    def _positions(self, start_at: int, end_at: int) -> tuple[array[int], ...]:
+        """Rope positions of a slice; siblings of a drafted tree share theirs."""
+        if not self.parents:
+            return self.prompt.positions.window(start_at, end_at)
+        line = self.prompt.positions.window(start_at, end_at)
+        return tuple(array("q", [axis[depth] for depth in (0, *depths(self.parents))]) for axis in line)
 
     def _append(self, tokens: tuple[int, ...]) -> str | None:
         for token in tokens:
@@ -225,6 +281,27 @@ class Request:
             text += self.prompt.tokens[start_at : span.start_at]
             start_at = span.end_at
         return (*text, *self.prompt.tokens[start_at:], *self.output)
+
+
+def depths(parents: tuple[int, ...]) -> list[int]:
+    """The depth of each drafted token of a tree; a child of the token before them all has depth 1."""
+    deep = [0]
+    for parent in parents:
+        deep.append(deep[parent] + 1)
+    return deep[1:]
+
+
+def cut_tree(
+    tokens: tuple[int, ...], parents: tuple[int, ...], most_depth: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The tree without what lies deeper than `most_depth`."""
+    new, kept_tokens, kept_parents = {0: 0}, list[int](), list[int]()
+    for number, (token, parent, depth) in enumerate(zip(tokens, parents, depths(parents), strict=True), 1):
+        if depth <= most_depth:
+            kept_tokens.append(token)
+            kept_parents.append(new[parent])
+            new[number] = len(kept_tokens)
+    return tuple(kept_tokens), tuple(kept_parents)
 
 
 def distinct_keys(spans: list[Span]) -> list[str]:

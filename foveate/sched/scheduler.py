@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from foveate.core.errors import EncodeFailed, FoveateError, StepFailed
-from foveate.core.plan import Slice, SliceResult, StepPlan, StepResult
+from foveate.core.plan import DraftWish, Slice, SliceResult, StepPlan, StepResult
 from foveate.core.values import Ending, Event, Failed, Finished, Output, Prompt, Sampling, Timings
 from foveate.sched.admission import Limits, WaitingLine, refuse_what_never_fits
 from foveate.sched.blocks import Pool
 from foveate.sched.images import Images, State
-from foveate.sched.request import Account, Request
+from foveate.sched.request import Account, Request, depths
+from foveate.sched.speculate import Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +65,9 @@ class _Step:
 class Scheduler:
     """The policy of one engine. Not thread-safe: the engine's loop is its only caller."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, limits: Limits, speculation: Speculation | None = None) -> None:
+        """Without a `speculation` nothing is ever wished for; drafts that are proposed count all the same."""
+        self._limits, self._speculation = limits, speculation
         self._pool = Pool(limits.pages, limits.slots, limits.page_len)
         self._images = Images(limits.image_rows, limits.encode_ahead, limits.stream)
         self._waiting = WaitingLine(limits)
@@ -107,6 +109,17 @@ class Scheduler:
         request = self._live.get(uid)
         return None if request is None else request.account.timings(request.prompt.spans)
 
+    def stage(self, uid: int) -> tuple[str, int]:
+        """What a live request is at ('queued', 'encode', 'prefill', 'generate'), and the length of its output so far."""
+        request = self._live[uid]
+        if request.lease is None:
+            stage = "queued"
+        elif request.decoding:
+            stage = "generate"
+        else:
+            stage = "prefill" if self._want(request) else "encode"
+        return stage, len(request.output)
+
     def abort_all(self) -> tuple[int, ...]:
         """Abort every request; their uids."""
         uids = tuple(self._live)
@@ -126,14 +139,37 @@ class Scheduler:
         public = error if isinstance(error, FoveateError) else EncodeFailed("an image of the request was not encoded")
         return [self._fail(request, public) for request in list(self._live.values()) if request.needs(key)]
 
-    def propose(self, uid: int, tokens: tuple[int, ...]) -> None:
+    # --- guesses ---
+
+    def wishes(self) -> tuple[DraftWish, ...]:
+        """Whose next tokens should be guessed before the next plan, and how far."""
+        if self._speculation is None:
+            return ()
+        decoding = {request.uid: request for request in self._running if request.decoding}
+        rooms = {uid: request.room_len for uid, request in decoding.items()}
+        lucks = {uid: request.luck for uid, request in decoding.items()}
+        lengths, policy = self._speculation.lengths(rooms, lucks, len(decoding)), self._speculation
+        lookback = policy.limits.lookback
+        return tuple(decoding[uid].wish(take, policy.budget(take), lookback) for uid, take in lengths.items())
+
+    def propose(
+        self, uid: int, tokens: tuple[int, ...], parents: tuple[int, ...] = (), confidence: tuple[float, ...] = ()
+    ) -> None:
         """Guess a decoding request's next tokens, to be verified in the next step; ignored for any other.
 
-        The guess is cut to what the request may still generate, and is the first thing dropped under pressure.
+        The guess, a chain or with `parents` (as in `Slice`) a tree, is cut to what the request may still generate, and
+        is the first thing dropped under pressure. A chain is cut, too, where the `confidence` in it says so.
         """
         assert uid not in self._in_step, "a draft comes between commit and plan"
         if uid in self._live:
-            self._live[uid].propose(tokens)
+            worth_len = self._speculation.worth_len(confidence) if self._speculation and confidence else len(tokens)
+            self._live[uid].propose(tokens[:worth_len], parents)
+
+    def note_cost(self, plan: StepPlan, seconds: float) -> None:
+        """What a step has cost, guessing included; only steps that do nothing but decode teach anything."""
+        if self._speculation is not None and all(_decodes(piece) for piece in plan.slices):
+            drafted = sum(piece.draft_len for piece in plan.slices)
+            self._speculation.cost.note(len(plan.slices), drafted, seconds)
 
     # --- the step ---
 
@@ -306,6 +342,9 @@ class Scheduler:
     def _advance(self, request: Request, piece: Slice, outcome: SliceResult, now: float) -> list[Event]:
         if not request.decoding:
             request.account.note_prefill(request.prompt.spans, piece, self._planned_s, now)
+        elif piece.draft_len and self._speculation is not None:
+            path_len = max(depths(piece.parents)) if piece.parents else piece.draft_len
+            self._speculation.note(request.luck, path_len, len(outcome.tokens) - 1)
         tokens, logprobs, reason = request.advance(piece, outcome)
         if not tokens:
             return []
@@ -334,6 +373,10 @@ class Scheduler:
     def _note_stalls(self, now: float) -> None:
         for request in self._running:
             request.account.note_stalled(now, request.uid not in self._in_step and not self._want(request))
+
+
+def _decodes(piece: Slice) -> bool:
+    return piece.draw is not None and piece.draw.index > 0 and len(piece.tokens) == piece.draft_len + 1
 
 
 def _check(plan: StepPlan, result: StepResult) -> None:

@@ -28,6 +28,7 @@ from foveate.server.errors import install
 from foveate.server.metrics import Metrics
 from foveate.server.openai import Completion, CompletionStream, WholeCompletion, translate
 from foveate.server.openai_request import ChatCompletionRequest, parse_request
+from foveate.server.page import add_page
 from foveate.server.reply import Channel, InFlight, Reply, whole
 from foveate.server.sse import stream
 
@@ -85,6 +86,7 @@ def create_app(
     _add_chat(app, state)
     _add_models(app, service)
     _add_state(app, state)
+    add_page(app, service.name)
     _describe(app)
     return app
 

@@ -17,7 +17,6 @@ from tests.cases.oracle import House, Said, open_house, parts, refused, user
 from tests.cases.test_picture_cases import encoded
 from tests.support.engines import png
 from tests.support.harness import Drive, Job, make_job
-from tests.support.invariants import alone, preempted_is_undisturbed
 from tests.support.tiny import IMAGE_PAD
 
 LARGE = [png(70 + i, 256, 256) for i in range(6)]  # 64 rows each, the most that this model makes of a picture
@@ -134,8 +133,6 @@ def test_B33_a_preempted_image_request_is_answered_as_if_undisturbed(folder: Pat
         assert sum(said.timings["preemptions"] for said in got) > 0, "nobody was preempted: this test shows nothing"
         assert all(said.same(other) for said, other in zip(got, want, strict=True))
         tight.check()
-    jobs = [make_job(400 + i, 2, text_len=30) for i in range(4)]
-    assert preempted_is_undisturbed(jobs, pages=26) > 0
 
 
 @pytest.mark.parametrize("company", [2, 5, 16])
@@ -181,9 +178,3 @@ def test_identity_one_picture_two_ways_in_is_encoded_once(house: House, web: Any
         assert sum(seen) == 1 + 4
     finally:
         tower.encode = plain
-
-
-def test_the_reference_of_these_cases_is_not_the_code_under_test() -> None:
-    """The harness's own runs agree with each other in batches, so that a difference above is a difference of serving."""
-    jobs = [make_job(500 + i, i % 3) for i in range(4)]
-    assert [outcome.tokens for outcome in Drive().run(jobs)] == alone(jobs)

@@ -17,9 +17,9 @@ import psutil
 import pytest
 from PIL import Image, ImageOps
 
-from tests.cases.conftest import PictureHost
 from tests.cases.oracle import House, open_house, part, refused, url, user
 from tests.support.engines import png
+from tests.support.web import PictureHost
 
 Way = Callable[[bytes], str]
 

@@ -91,7 +91,12 @@ def hub() -> Iterator[Hub]:
 
 def in_fresh_process(code: str, hub: Hub, home: Path) -> subprocess.CompletedProcess[str]:
     """The hub library reads its endpoint when it is imported, so each try gets a process of its own."""
-    env = os.environ | {"HF_ENDPOINT": hub.url, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1", "NO_PROXY": "127.0.0.1"}
+    env = os.environ | {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(home),
+        "HF_HUB_DISABLE_XET": "1",
+        "NO_PROXY": "127.0.0.1",
+    }
     return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
 
 

@@ -1,4 +1,4 @@
-"""What happens to requests when something goes wrong or somebody leaves: one end each, nothing left, others unharmed."""
+"""What happens when something goes wrong or somebody leaves: one end each, nothing left, others unharmed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def folder() -> Path:
     return tiny("dense")[2]
 
 
-@pytest.mark.parametrize("place", [{"mmproj_device": "same"}, {}, {"encoder_worker": "process"}], ids=["same", "thread", "process"])
+@pytest.mark.parametrize(
+    "place", [{"mmproj_device": "same"}, {}, {"encoder_worker": "process"}], ids=["same", "thread", "process"]
+)
 async def test_placements_give_the_same_answers(folder: Path, place: dict[str, Any]) -> None:
     asked = [request(f"question {i}", *(png(10 * i + k) for k in range(i % 4))) for i in range(6)]
     async with serving(folder, mmproj_device="same") as service:

@@ -18,7 +18,10 @@ from recipe.recognise import matches
 from recipe.wordings import grammar
 
 # Sections that are parts of sentences, not questions.
-NAMES = "val high low bigger smaller has have peak trough item ask_np ask_wh ask_c context hello close note thing place number"
+NAMES = (
+    "val high low bigger smaller has have peak trough item "
+    "ask_np ask_wh ask_c context hello close note thing place number"
+)
 PARTS = frozenset(NAMES.split())
 
 

@@ -93,7 +93,7 @@ def tokens_after_a_stop_stay(self: Request, tokens: tuple[int, ...]) -> str | No
     return "length" if len(self.output) >= self.ending.max_new else None
 
 
-def drafts_ignore_min_new(self: Request, tokens: tuple[int, ...]) -> None:
+def drafts_ignore_min_new(self: Request, tokens: tuple[int, ...], parents: tuple[int, ...]) -> None:
     self.draft = tokens[: self.ending.max_new - len(self.output) - 1] if self.decoding else ()
 
 

@@ -16,14 +16,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from foveate.core.values import Ending, Event, Failed, Finished, ImageRules, Output, Prompt, Sampling
+from foveate.core.values import Ending, Event, Failed, Finished, ImageRules, Output, Prompt, Sampling, Timings
 from foveate.models.interface import LanguageModel, VisionTower
 from foveate.models.registry import load_text, load_vision
 from foveate.prompt.layout import lay_out
-from foveate.run.cache import allocate
+from foveate.run.cache import allocate, joined
+from foveate.run.draft import Drafter
 from foveate.run.embeds import RowStore
 from foveate.run.runner import Runner
 from foveate.sched.scheduler import Limits, Scheduler
+from foveate.sched.speculate import DraftLimits, Speculation
 from tests.support.tiny import IMAGE_PAD, VISION_END, VISION_START, make_tiny
 
 ROOMY = Limits(
@@ -82,7 +84,11 @@ class Outcome:
 
     tokens: list[int] = field(default_factory=list)
     end: Event | None = None
-    preemptions: int = 0
+    timings: Timings = field(default_factory=Timings)
+
+    @property
+    def preemptions(self) -> int:
+        return self.timings.preemptions
 
 
 @cache
@@ -103,7 +109,8 @@ def make_job(seed: int, images: int, text_len: int = 20, **extra: Any) -> Job:
     """A prompt of random text with `images` pictures of random grids at random places; equal seeds, equal jobs."""
     rng = random.Random(seed)
     pictures = tuple(
-        Patch(f"{seed}-{i}", (2 * rng.randint(1, 5), 2 * rng.randint(1, 5)), rng.randrange(10**6)) for i in range(images)
+        Patch(f"{seed}-{i}", (2 * rng.randint(1, 5), 2 * rng.randint(1, 5)), rng.randrange(10**6))
+        for i in range(images)
     )
     cuts = sorted(rng.randint(1, text_len - 1) for _ in range(images))
     ids: list[int] = []
@@ -131,17 +138,25 @@ def late(seed: int, chance: float = 0.25) -> Landing:
 class Drive:
     """Runs jobs to their ends on one tiny model under one set of limits."""
 
-    def __init__(self, kind: str = "dense", limits: Limits = ROOMY, landing: Landing = at_once, **change: Any) -> None:
+    def __init__(
+        self,
+        kind: str = "dense",
+        limits: Limits = ROOMY,
+        landing: Landing = at_once,
+        drafter: Drafter | None = None,
+        drafts: DraftLimits | None = None,
+        **change: Any,
+    ) -> None:
+        """`drafter` guesses within `drafts`; without the latter nobody is ever asked."""
         self.model, self.tower, _ = tiny(kind)
         self.limits = replace(limits, **change)
         self.landing = landing
-        self.scheduler = Scheduler(self.limits)
-        memory = allocate(
-            self.model.memory_spec(), self.limits.pages, self.limits.page_len, self.limits.slots, "cpu"
-        )
+        self.scheduler = Scheduler(self.limits, None if drafts is None else Speculation(drafts))
+        spec = self.model.memory_spec() if drafter is None else joined(self.model.memory_spec(), drafter.memory_spec())
+        memory = allocate(spec, self.limits.pages, self.limits.page_len, self.limits.slots, "cpu")
         _poison(memory.paged.values())
         _poison(memory.state.values())
-        self.runner = Runner(self.model, memory, RowStore("cpu", torch.float32), "cpu")
+        self.runner = Runner(self.model, memory, RowStore("cpu", torch.float32), "cpu", drafter)
         self.encodes = 0
         self.plans: list[Any] = []
 
@@ -186,14 +201,20 @@ class Drive:
         submitted.extend(plan.encode)
         if not plan.slices:
             return
-        for event in self.scheduler.commit(plan, self.runner.execute(plan), now + 0.5):
+        self._publish(self.scheduler.commit(plan, self.runner.execute(plan), now + 0.5), outcomes)
+        wishes = self.scheduler.wishes()
+        for guess in self.runner.draft(wishes) if wishes else ():
+            self.scheduler.propose(guess.uid, guess.tokens, guess.parents, guess.confidence)
+
+    def _publish(self, events: list[Event], outcomes: list[Outcome]) -> None:
+        for event in events:
             outcome = outcomes[event.uid]
             if isinstance(event, Output):
                 outcome.tokens += event.tokens
             elif isinstance(event, (Finished, Failed)):
                 assert outcome.end is None, "two terminal events"
                 outcome.end = event
-                outcome.preemptions = event.timings.preemptions if isinstance(event, Finished) else 0
+                outcome.timings = event.timings if isinstance(event, Finished) else Timings()
 
 
 def _poison(tensors: Any) -> None:

@@ -28,7 +28,9 @@ def _alone(job: Job, kind: str) -> tuple[int, ...]:
 
 def chunked_is_whole(jobs: Sequence[Job], step_tokens: int, kind: str = "dense") -> None:
     got = _tokens([Drive(kind, step_tokens=step_tokens, mixed_tokens=step_tokens).run([job])[0] for job in jobs])
-    assert got == alone(jobs, kind), f"chunks of {step_tokens}: state, positions or image rows are cut at the wrong token"
+    assert got == alone(jobs, kind), (
+        f"chunks of {step_tokens}: state, positions or image rows are cut at the wrong token"
+    )
 
 
 def batched_is_alone(jobs: Sequence[Job], kind: str = "dense", **limits: object) -> None:

@@ -1,0 +1,74 @@
+"""Decides which drafted tokens stand: from each slice's logits to its new tokens and the path that they took.
+
+Owns acceptance. At every token of the path the target draws exactly as it would have drawn alone, from the request's
+own seed, index, penalties and truncation; a draft is accepted when it is what was drawn. For guesses that are fixed
+before the draw this is rejection sampling (accepted with probability p(d), else drawn from p without d), and more: the
+output is the very one of a run without drafts, so it depends on no batch, no load and no drafter. Holds for greedy
+and sampled requests, chains and trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from foveate.core.errors import RequestFailed
+from foveate.core.plan import Draw, Slice, SliceResult
+from foveate.core.values import Logprob
+from foveate.run.sampler import choose_row, logprob_of, plainly_greedy
+
+Path = tuple[int, ...]  # numbers of the tokens that stand, from the anchor, 0, down one branch
+
+
+def settle(slices: Sequence[Slice], logits: Tensor) -> list[tuple[SliceResult, Path]]:
+    """New tokens and path of each drawing slice.
+
+    logits: float32 [rows, vocab], for each slice the row of its last settled token and one per draft, in order. A row
+    on the path whose values are not finite fails its request.
+    """
+    sound = torch.isfinite(logits).all(-1).tolist()
+    best = logits.argmax(-1).tolist()
+    settled, start = [], 0
+    for piece in slices:
+        end = start + piece.draft_len + 1
+        settled.append(_walk(piece, logits[start:end], best[start:end], sound[start:end]))
+        start = end
+    return settled
+
+
+def _walk(piece: Slice, logits: Tensor, best: list[int], sound: list[bool]) -> tuple[SliceResult, Path]:
+    assert piece.draw is not None, "a slice that draws nothing has nothing to verify"
+    children = _children(piece)
+    greedy, tokens, logprobs, path = plainly_greedy(piece.draw), list[int](), list[Logprob](), [0]
+    while True:
+        at = path[-1]
+        if not sound[at]:
+            error = RequestFailed("the model produced values that are not finite")
+            return SliceResult(piece.uid, error=error), (0,)
+        token = best[at] if greedy else choose_row(logits[at], later(piece.draw, tokens))
+        tokens.append(token)
+        logprob = logprob_of(logits[at], token, piece.draw.sampling.logprobs)
+        logprobs += [logprob] if logprob else []
+        if (at, token) not in children:
+            return SliceResult(piece.uid, tuple(tokens), tuple(logprobs)), tuple(path)
+        path.append(children[at, token])
+
+
+def _children(piece: Slice) -> dict[tuple[int, int], int]:
+    """(parent, token) -> the draft that says so; the first of equal siblings."""
+    drafts = piece.tokens[len(piece.tokens) - piece.draft_len :]
+    children: dict[tuple[int, int], int] = {}
+    for number, (token, parent) in enumerate(zip(drafts, piece.parents or range(piece.draft_len), strict=True), 1):
+        children.setdefault((parent, token), number)
+    return children
+
+
+def later(draw: Draw, tokens: Sequence[int]) -> Draw:
+    """The draw that follows once `tokens` stand behind it; a grammar would set the ids that it forbids there."""
+    if not tokens:
+        return draw
+    history = (*draw.history, *tokens) if draw.sampling.needs_history else ()
+    return replace(draw, index=draw.index + len(tokens), history=history, output_len=draw.output_len + len(tokens))

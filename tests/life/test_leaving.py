@@ -1,0 +1,219 @@
+"""Clients that leave, at every stage and in every mode, a hundred times each: at most the step or image under way is
+spent on them, and everything is back where it was."""
+
+from __future__ import annotations
+
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from foveate.core.plan import StepPlan
+from foveate.prompt.pixels import Picture
+from tests.cases.oracle import CHAT, House, eventually, open_house, part, user
+from tests.life.gates import Gate, gated
+from tests.support.engines import png
+from tests.support.web import PictureHost
+
+ROUNDS = 100
+MODES = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+PICTURES = [png(200 + i) for i in range(3)]
+
+
+@pytest.fixture(scope="module")
+def house(folder: Path, web: PictureHost) -> Iterator[House]:
+    nets = {"allowed_media_networks": "127.0.0.0/8", "allowed_media_ports": str(web.port)}
+    with open_house(folder, max_concurrency=1, step_tokens=16, mixed_tokens=16, **nets) as house:
+        yield house
+        house.check()
+
+
+def vitals() -> tuple[int, int, int]:
+    """Open files, threads and child processes of this process."""
+    me = psutil.Process()
+    return me.num_fds(), me.num_threads(), len(me.children(recursive=True))
+
+
+def gone(house: House) -> bool:
+    """Whether no answer is under way or being prepared, and every connection but the tests' own is closed."""
+    state = house.server.server_state
+    return not (house.server._in_flight._endings or house.service._preparing) and len(state.connections) <= 1
+
+
+def rounds(house: House, stream: bool, content: list[Any], reach: Callable[[], Gate], spent: Callable[[], int]) -> None:
+    """A hundred times: send, reach the stage, leave, wait until the server has noticed, open; nothing more is spent."""
+    before = None
+    for round_ in range(ROUNDS):
+        gate = reach()
+        sock = house.open_request(user(*content), stream=stream, n=1 + 2 * (round_ % 2), max_tokens=300)
+        assert gate.reached.wait(30), "the stage was not reached"
+        if gate is not house.engine.loop._executor.gate:
+            eventually(lambda: house.engine.loop._resting)  # prefill has gone as far as it can
+        at = spent()
+        sock.close()
+        eventually(lambda: gone(house))
+        gate.open()
+        house.settle()
+        assert spent() == at, "something was spent on a client that had left"
+        if round_ == 10:
+            before = vitals()
+    eventually(lambda: all(now <= then for now, then in zip(vitals(), before, strict=True)), lambda: (vitals(), before))
+
+
+@MODES
+def test_leaving_while_queued(house: House, stream: bool) -> None:
+    with gated(house) as (encode, step), ThreadPoolExecutor(1) as pool:
+        for round_ in range(ROUNDS):
+            encode.close(lambda pixels: True)
+            holder = pool.submit(house.ask, PICTURES[0], "holds the slot")
+            assert encode.reached.wait(30)
+            sock = house.open_request(user(PICTURES[1], "queued"), stream=stream, n=1 + 2 * (round_ % 2))
+            eventually(lambda: house.engine.loop.stats().waiting == 1 + 2 * (round_ % 2))
+            at = encode.passed
+            sock.close()
+            eventually(lambda: house.engine.loop.stats().waiting == 0)
+            encode.open()
+            assert holder.result().usage["completion_tokens"] == 8
+            house.settle()
+            assert encode.passed == at, "its picture was encoded all the same"
+
+
+@MODES
+def test_leaving_while_fetching(house: House, web: PictureHost, stream: bool) -> None:
+    gate = Gate()
+
+    def slow(page: Any) -> None:
+        gate.pass_through(page)
+        page.close_connection = True
+
+    web.pages["/slow"] = slow
+
+    def reach() -> Gate:
+        gate.close(lambda page: True)
+        return gate
+
+    with gated(house) as (_, step):
+        rounds(house, stream, [part(web.url("/slow")), "look"], reach, lambda: step.passed)
+
+
+@MODES
+def test_leaving_while_decoding(house: House, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, plain = Gate(), Picture.pixels
+
+    def pixels(self: Picture) -> Any:
+        gate.pass_through(self)
+        return plain(self)
+
+    def reach() -> Gate:
+        gate.close(lambda picture: True)
+        return gate
+
+    monkeypatch.setattr(Picture, "pixels", pixels)
+    with gated(house) as (encode, step):
+        rounds(house, stream, [*PICTURES, "look"], reach, lambda: encode.passed + step.passed)
+
+
+@MODES
+@pytest.mark.parametrize("image", [1, 3])
+def test_leaving_while_image_k_is_encoded_and_prefill_waits_for_its_rows(house: House, stream: bool, image: int) -> None:
+    with gated(house) as (encode, step):
+        began = 0
+
+        def reach() -> Gate:
+            nonlocal began
+            began = encode.passed
+            encode.close(lambda pixels: encode.passed - began == image)
+            return encode
+
+        rounds(house, stream, [*PICTURES, "look"], reach, lambda: encode.passed + step.passed)
+
+
+@MODES
+def test_leaving_while_prefilling(house: House, stream: bool) -> None:
+    def middle(plan: StepPlan) -> bool:
+        return any(piece.draw is None and piece.start_at > 0 for piece in plan.slices)
+
+    with gated(house) as (_, step):
+
+        def reach() -> Gate:
+            step.close(middle)
+            return step
+
+        rounds(house, stream, [PICTURES[0], "a text of some length that takes several steps"], reach, lambda: step.passed)
+
+
+@MODES
+def test_leaving_while_decoding_tokens(house: House, stream: bool) -> None:
+    def late(plan: StepPlan) -> bool:
+        return any(piece.draw is not None and piece.draw.index == 5 for piece in plan.slices)
+
+    with gated(house) as (_, step):
+
+        def reach() -> Gate:
+            step.close(late)
+            return step
+
+        rounds(house, stream, [PICTURES[0], "look"], reach, lambda: step.passed)
+
+
+def test_a_storm_of_two_hundred_leavers(folder: Path) -> None:
+    """Most leave at random moments, an encoder in a process of its own between them; those who stay are answered."""
+    rng = random.Random(7)
+    with open_house(folder, encoder_worker="process", queue_requests=500) as house:
+        want = [house.ask(PICTURES[k], f"stays {k}") for k in range(3)]
+        house.settle()
+
+        def leave(number: int) -> None:
+            pictures = [PICTURES[rng.randrange(3)] if rng.random() < 0.5 else png(300 + number) for _ in range(number % 4)]
+            sock = house.open_request(user(*pictures, f"goes {number}"), stream=number % 2 == 0, max_tokens=60)
+            pause.wait(rng.random() * 0.2)
+            if number % 3 == 0:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")  # reset, no farewell
+            sock.close()
+
+        pause = threading.Event()
+        with ThreadPoolExecutor(24) as pool:
+            before = vitals()
+            staying = [pool.submit(house.ask, PICTURES[k % 3], f"stays {k % 3}") for k in range(6)]
+            leaving = [pool.submit(leave, i) for i in range(200)]
+            staying += [pool.submit(house.ask, PICTURES[k % 3], f"stays {k % 3}") for k in range(6)]
+            assert all(one.result().same(want[k % 3]) for k, one in enumerate(staying))
+            assert all(one.result() is None for one in leaving)
+            house.check()
+            eventually(lambda: gone(house))
+            files, threads, children = vitals()
+            assert children == before[2] and files <= before[0] + 16
+            assert threads <= before[1] + 24 + 8  # the pool's own and the event loop's helpers
+
+
+def test_a_slow_reader_is_dropped_and_hurts_nobody(folder: Path) -> None:
+    with open_house(folder, send_stall_s=0.5, max_concurrency=4) as house, socket.socket() as sock:
+        want = house.ask(PICTURES[0], "quick")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.connect(tuple(house.server.servers[0].sockets[0].getsockname()[:2]))
+        body = house.http.build_request(
+            "POST",
+            CHAT,
+            json={
+                "messages": user(PICTURES[1], "long"),
+                "stream": True,
+                "n": 3,
+                "logprobs": True,
+                "top_logprobs": 20,
+                "max_tokens": 1500,
+                "ignore_eos": True,
+            },
+        )
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body.content)}\r\n\r\n"
+        sock.sendall(head.encode() + body.content)
+        for _ in range(10):
+            assert house.ask(PICTURES[0], "quick").same(want)
+        eventually(lambda: house.service.open_answers == 0)
+        assert any("took nothing" in line for line in house.log.lines), "it was served to its end"
+        house.check()
