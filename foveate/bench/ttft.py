@@ -23,7 +23,7 @@ from foveate.bench.charts import chart_png, data_url
 from foveate.core.chat import ChatRequest, ChoiceEnd, ImageSource, TextDelta, Wishes
 from foveate.core.config import Settings
 from foveate.core.values import Timings
-from foveate.engine.build import open_engine
+from foveate.engine.build import open_engine, read_model
 from foveate.service.service import Service
 
 ARMS = ("streamed", "sequential", "same_device")
@@ -70,9 +70,14 @@ def bound(images: int, encode_s: float, prefill_s: float) -> float:
     return e + (images - 1) * max(e, p) + p
 
 
-def arms_of(settings: Settings) -> dict[str, Settings]:
-    """Settings of the three arms; a separate encoder gets the equal share of the machine in both placed arms."""
-    apart = settings if settings.mmproj_device not in ("auto", "same") else replace(settings, mmproj_device="auto")
+def arms_of(model: str, settings: Settings) -> dict[str, Settings]:
+    """Settings of the three arms; a separate encoder gets the same share of the machine in both placed arms.
+
+    Where the settings put the encoder with the language model, "its own device" is its own share of that one: half of
+    the cores of a CPU, a thread of its own on a GPU.
+    """
+    config = read_model(model, settings)[2]
+    apart = settings if config.encoder_apart else replace(settings, mmproj_device=config.device)
     return {
         "streamed": replace(apart, encoder_stream=True),
         "sequential": replace(apart, encoder_stream=False),
@@ -103,7 +108,7 @@ async def measure(model: str, settings: Settings, plan: Plan, say: Callable[[str
     services: dict[str, Service] = {}
     seeds = itertools.count(1000)
     try:
-        for arm, chosen in arms_of(settings).items():
+        for arm, chosen in arms_of(model, settings).items():
             say(f"opening {arm}")
             services[arm] = Service(open_engine(model, chosen))
         rungs = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -75,7 +76,9 @@ def run(port: int) -> int:
 @contextlib.contextmanager
 def _server(port: int) -> Iterator[str]:
     """A server process; its URL. It is ended whatever happens, and its log is shown if it did not start."""
-    command = [sys.executable, "-m", "foveate.cli", "serve", "demo", "--port", str(port)]
+    # On one CPU the encoder gets cores of its own, whatever the default there: the tour is about what streams.
+    place = [] if shutil.which("nvidia-smi") else ["--mmproj-device", "cpu"]
+    command = [sys.executable, "-m", "foveate.cli", "serve", "demo", "--port", str(port), *place]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         try:
@@ -154,8 +157,9 @@ def _mark(right: bool) -> Text:
 
 def _verdict(results: list[tuple[Stop, Given]], console: Console) -> int:
     table = Table(title="all answers")
-    for name in ("pictures", "question", "expected", "given", "first token", "hidden"):
-        table.add_column(name, justify="right" if name in ("pictures", "first token", "hidden") else "left")
+    for name in ("N", "question", "expected", "given", "first token", "hidden"):
+        numeric = name in ("N", "first token", "hidden")
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=True, overflow="ellipsis")
     wrong = 0
     for stop, given in results:
         right = stop.right(given.text)

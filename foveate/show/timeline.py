@@ -34,9 +34,9 @@ def timeline(timings: Mapping[str, Any], width: int = 66) -> Group:
 
 def _axis(end_s: float, width: int) -> Text:
     marks = [f"{end_s * part / 4:.2f} s" for part in range(5)]
-    line = [" "] * (width + 8)
+    line = [" "] * width
     for part, mark in enumerate(marks):
-        at = part * width // 4
+        at = min(part * width // 4, width - len(mark))
         line[at : at + len(mark)] = mark
     return Text(" " * 10 + "".join(line).rstrip(), style="dim")
 
@@ -64,10 +64,12 @@ def _legend(with_images: bool) -> Text:
 
 
 def _sums(timings: Mapping[str, Any], images: int) -> Text:
-    parts = [f"first token {timings['first_token_s']:.2f} s"]
+    def seconds(*names: str) -> str:
+        return " · ".join(f"{name.replace('_', ' ')} {timings[f'{name}_s']:.2f} s" for name in names)
+
+    lines = [seconds("first_token", "generation")]
     if images:
-        parts += [f"{name} {timings[f'{name}_s']:.2f} s" for name in ("decode", "encode", "prefill", "waited")]
         share = timings["hidden_s"] / timings["encode_s"] if timings["encode_s"] else 0.0
-        parts.append(f"hidden {timings['hidden_s']:.2f} s ({share:.0%} of the encoding)")
-    parts.append(f"generation {timings['generation_s']:.2f} s")
-    return Text("          " + " · ".join(parts))
+        lines.append(seconds("decode", "encode", "prefill", "waited"))
+        lines.append(f"{seconds('hidden')}: {share:.0%} of the encoding cost no waiting")
+    return Text("\n".join(" " * 10 + line for line in lines))
