@@ -78,6 +78,14 @@ class Settings:
     step_tokens: int = _option(0, "Most tokens one step runs; 0: 8,192 on a GPU, 2,048 on a CPU.")
     mixed_tokens: int = _option(0, "Most prompt tokens in a step that also decodes; 0: 2,048 on a GPU, 256 on a CPU.")
     page_len: int = _option(32, "Tokens per page of key/value memory.")
+    draft: str = _option(
+        "auto", "Drafter for speculative decoding: auto (what the checkpoint brings), PATH, mtp, ngram or none."
+    )
+    draft_len: int = _option(0, "Most tokens guessed ahead of a request; 0 takes the drafter's.")
+    draft_tree: int = _option(0, "Most tokens guessed over all branches of a tree; 0 guesses single chains.")
+    draft_adaptive: bool = _option(
+        True, "Guess as far ahead as has paid off, for each request and load; off: always the most."
+    )
     encoder_stream: bool = _option(True, "Prefill up to the first image that has not landed; off: wait for all images.")
     encoder_worker: str = _option("auto", "Where a separate encoder runs: auto, process or thread.")
     threads: int = _option(0, "CPU threads in all; 0 takes the cores this process may use.")
@@ -288,7 +296,7 @@ def _check_numbers(settings: Settings) -> None:
     positive = {"max_concurrency", "page_len", "queue_requests", "max_body_mib", "max_image_mib", "max_images_mib"}
     positive |= {"max_images", "max_image_mpix", "max_images_mpix", "max_image_side", "max_image_aspect"}
     positive |= {"max_json_depth", "body_s", "read_stall_s", "send_stall_s", "fetch_s", "encode_timeout_s"}
-    for name, most in (("max_images", MAX_IMAGES), ("max_json_depth", MAX_JSON_DEPTH)):
+    for name, most in (("max_images", MAX_IMAGES), ("max_json_depth", MAX_JSON_DEPTH), ("port", 65_535)):
         if getattr(settings, name) > most:
             raise ConfigError(f"{name.replace('_', '-')} may be {most} at most, got {getattr(settings, name)}")
     for f in fields(Settings):
@@ -308,9 +316,13 @@ def resolve(settings: Settings, model: ModelFacts, device: DeviceFacts) -> Confi
     model_threads, encoder_threads = _split_threads(
         settings, encoder_place == place == "cpu" and worker != "inline", device
     )
+    if settings.log_level not in ("debug", "info", "warning", "error"):
+        raise ConfigError(f"unknown log level: {settings.log_level} (debug, info, warning or error)")
     if settings.dtype not in ("auto", "float32", "bfloat16"):
         raise ConfigError(f"unknown dtype: {settings.dtype} (auto, float32 or bfloat16)")
-    kv_tokens = settings.kv_tokens or device.kv_tokens or 32_768
+    # More than every slot can fill is of no use, however much a GPU could hold.
+    measured = device.kv_tokens and min(device.kv_tokens, settings.max_concurrency * model.max_positions)
+    kv_tokens = settings.kv_tokens or measured or 32_768
     max_ctx = min(settings.max_ctx or model.max_positions, model.max_positions, kv_tokens)
     step_tokens = settings.step_tokens or (8_192 if gpu else 2_048)
     return Config(

@@ -36,7 +36,7 @@ def _attend_one(query: Tensor, keys: Tensor, values: Tensor, reach: Reach) -> Te
     v = gather_pages(values, reach.pages, reach.seen_len).transpose(0, 1)
     if query_len == 1:  # the heads of a group take the place of the queries: they all see the same tokens
         q = query.view(1, kv_heads, heads // kv_heads, dim)
-        return F.scaled_dot_product_attention(q, k[None], v[None]).view(1, heads, dim)
+        return F.scaled_dot_product_attention(q, k[None], v[None]).reshape(1, heads, dim)
     q = query.view(query_len, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3)  # [kv heads, group, queries, dim]
     k, v = (x[:, None].expand(-1, q.shape[1], -1, -1) for x in (k, v))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=reach.mask, is_causal=reach.mask is None)
