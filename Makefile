@@ -26,6 +26,7 @@ serve: .venv/.run
 	@$(BIN)/foveate serve demo
 
 test: .venv/.test
+	@$(BIN)/python tools/pillow_images.py
 	@$(BIN)/python -m pytest -q
 
 check: .venv/.test

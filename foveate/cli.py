@@ -86,7 +86,9 @@ def serve(
     from foveate.core.config import api_keys
     from foveate.server.app import create_app
     from foveate.server.run import serve as run_server
+    from foveate.show.streams import make_standard_streams_unfailing
 
+    make_standard_streams_unfailing()
     keys = api_keys(settings)  # a file that cannot be read is told before the weights are loaded
     _log_to_stderr(settings.log_level)
     service = _open_service(model, settings)
@@ -159,6 +161,21 @@ def bench_ttft(
     typer.echo(run(model, settings, Plan(rungs, repeats, width, height)))
 
 
+def bench_decode(
+    model: Model = "demo",
+    count: Annotated[int, typer.Option(help="Descriptions per batch size, 100 at most.", min=1, max=100)] = 24,
+    batches: Annotated[str, typer.Option(help="Requests that run at once.")] = "1,8",
+    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=2)] = 128,
+    *,
+    settings: Settings,
+) -> None:
+    """Decoding of descriptions, plain and speculative side by side; ends with one JSON line."""
+    from foveate.bench.decode import Plan, run
+
+    sizes = tuple(int(size) for size in batches.split(","))
+    typer.echo(run(model, settings, Plan(count, sizes, max_tokens)))
+
+
 @dataclass(frozen=True, slots=True)
 class EvalFlags:
     """What `eval charts` can be told."""
@@ -192,7 +209,7 @@ def build() -> typer.Typer:
         app.command()(with_flags(command, settings=Settings))
     app.command()(demo)
     bench.command("ttft")(with_flags(bench_ttft, settings=Settings))
-    bench.callback()(lambda: None)
+    bench.command("decode")(with_flags(bench_decode, settings=Settings))
     app.add_typer(bench, name="bench")
     evals = typer.Typer(help="Ask questions with known answers.", **plain)
     evals.command("charts")(with_flags(eval_charts, options=EvalFlags, settings=Settings))

@@ -32,6 +32,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=TrainPlan.lr, help="learning rate of the matrices")
     parser.add_argument("--workers", type=int, default=15, help="processes that draw charts")
     parser.add_argument("--uses", type=int, default=2, choices=(1, 2), help="how often a pack is trained on")
+    parser.add_argument("--spell", action="store_true", help="a tokenizer that spells a chart's own words")
+    parser.add_argument("--start", type=Path, help="a checkpoint folder to begin from")
     parser.add_argument("--device", default="cuda", help="cuda or cpu")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
     return parser.parse_args()
@@ -44,7 +46,7 @@ def main() -> None:
     train = TrainPlan(steps=args.steps, seed=args.seed, lr=args.lr, seconds=args.seconds, compile=speed)
     draft = DraftPlan(steps=args.draft_steps, seconds=args.draft_seconds, compile=speed)
     plan = RunPlan(args.out, preset(args.shape), train=train, draft=draft, workers=args.workers, uses=args.uses)
-    plan = replace(plan, device=args.device)
+    plan = replace(plan, device=args.device, spell=args.spell, start=args.start)
     if args.shape == "toy":
         small = replace(train, save_every=10, log_every=2, warmup=2)
         plan = replace(plan, packs=toy_packs(), train=small, draft=replace(draft, blocks=8, log_every=2))

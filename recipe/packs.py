@@ -165,12 +165,12 @@ class PackFiller:
             self.out["age"][row, used:] = np.arange(shape.row - used)
 
 
-def fill_pack(shape: PackShape, encoder: Encoder, draw: Draw, seed: str, out: Arrays) -> list[str]:
-    """Fill `out` from `draw` with a generator of its own; returns the kinds of the pack's answers."""
+def fill_pack(shape: PackShape, encoder: Encoder, draw: Draw, seed: str, out: Arrays, limit: int = 0) -> list[str]:
+    """Fill `out` from `draw` with a generator of its own (0: until full); returns the kinds of the pack's answers."""
     rng = random.Random(seed)
     filler = PackFiller(shape, encoder, out)
     misses = 0
-    while misses < 3:
+    while misses < 3 and (not limit or len(filler.spans) < limit):
         misses += not filler.add(draw(rng), least=3)
     filler.close()
     return filler.kinds

@@ -29,9 +29,10 @@ from recipe.mix import test_draw, train_draw
 from recipe.packs import Draw, PackShape, fill_pack
 from recipe.shapes import Shape
 from recipe.staging import Stager, StaticPack
-from recipe.tokenizer import special_ids, train_tokenizer
+from recipe.tokenizer import special_ids, spelling_tokenizer, train_tokenizer
 from recipe.train import Trainer, TrainPlan, saved_step, write_figures
 from recipe.train_draft import DraftPlan, DraftTrainer, save_draft
+from recipe.warm import carry_over
 
 TEXTS = 4000  # conversations the tokenizer learns from
 
@@ -50,17 +51,16 @@ class RunPlan:
     lag: int = 96
     held_out: int = 6  # packs of the test split scored after training
     texts: int = TEXTS
+    spell: bool = False  # a tokenizer that spells a chart's own words
+    start: Path | None = None  # a checkpoint to begin from
     device: str = "cuda"
 
 
-def texts_of(job: tuple[int, int]) -> list[str]:
+def texts_of(job: tuple[int, int]) -> list[list[str]]:
     """Every question and answer of `count` conversations from one seed; job = (seed, count)."""
     rng = random.Random(f"texts/{job[0]}")
-    out = []
-    for _ in range(job[1]):
-        for turn in train_draw(rng).turns:
-            out += [turn.question, turn.answer]
-    return out
+    drawn = [train_draw(rng).turns for _ in range(job[1])]
+    return [[text for turn in turns for text in (turn.question, turn.answer)] for turns in drawn]
 
 
 def make_tokenizer(plan: RunPlan, path: Path) -> Tokenizer:
@@ -70,7 +70,11 @@ def make_tokenizer(plan: RunPlan, path: Path) -> Tokenizer:
         jobs = [(plan.train.seed * 1000 + i, plan.texts // 40) for i in range(40)]
         with ProcessPoolExecutor(plan.workers, get_context("fork")) as pool:
             texts = list(chain.from_iterable(pool.map(texts_of, jobs)))
-        train_tokenizer(texts, plan.shape.text.vocab - 16).save(str(path))
+        learned = plan.shape.text.vocab - 16
+        if plan.spell:
+            spelling_tokenizer(texts, learned).save(str(path))
+        else:
+            train_tokenizer(chain.from_iterable(texts), learned).save(str(path))
     return Tokenizer.from_file(str(path))
 
 
@@ -122,6 +126,8 @@ class Run:
             self.journal.say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
         trainer = Trainer(self.plan.shape, self.plan.packs, plan, self.device)
         trainer.prepare(first)
+        if self.plan.start is not None:
+            carry_over(self.plan.start, self.tokenizer, trainer.reader)
         if self.begin:
             trainer.load(state)
         self.journal.say(f"ready to train from step {trainer.step} of {plan.steps}")

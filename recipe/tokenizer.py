@@ -1,11 +1,13 @@
 """The byte-level BPE tokenizer, its special tokens and the files a checkpoint folder needs for them.
 
 Owns the vocabulary (2032 learned ids, then special tokens at fixed ids), the chat template and the generation and
-preprocessor configs. Promises single digits, lossless round trips of any text, and placeholders as ids of their own.
+preprocessor configs. Two ways to learn it: merges of any text, or (spelling) whole words for the wording of questions
+and answers alone, so that a chart's own words are spelt letter by letter, as digits are. Promises single digits, lossless round trips of any text, and placeholders as ids of their own.
 Refuses to render conversations: `recipe.encode` builds ids from segments, a user's text is never searched.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -57,7 +59,30 @@ TEMPLATE = """{%- for message in messages %}
 
 def train_tokenizer(texts: Iterable[str], learned: int = LEARNED) -> Tokenizer:
     """A tokenizer of exactly `learned` ids from `texts`, special tokens after them (ids the same for equal texts)."""
-    tokenizer = Tokenizer(models.BPE())
+    tokenizer = _around(models.BPE())
+    trainer = trainers.BpeTrainer(
+        vocab_size=learned, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return _finish(tokenizer, learned)
+
+
+def spelling_tokenizer(conversations: Iterable[Iterable[str]], learned: int = LEARNED, share: float = 0.01) -> Tokenizer:
+    """Bytes, and as wholes the words that occur in at least `share` of the conversations; no merges at all."""
+    cut = _around(models.BPE()).pre_tokenizer
+    found: Counter[str] = Counter()
+    total = 0
+    for texts in conversations:
+        total += 1
+        found.update({piece for text in texts for piece, _ in cut.pre_tokenize_str(text) if len(piece) > 1})
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    wholes = sorted((word for word, n in found.items() if n >= share * total), key=lambda word: (-found[word], word))
+    vocabulary = {piece: i for i, piece in enumerate([*alphabet, *wholes[: learned - len(alphabet)]])}
+    return _finish(_around(models.BPE(vocabulary, [], ignore_merges=True)), learned)
+
+
+def _around(model: models.Model) -> Tokenizer:
+    tokenizer = Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
@@ -65,10 +90,10 @@ def train_tokenizer(texts: Iterable[str], learned: int = LEARNED) -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=learned, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def _finish(tokenizer: Tokenizer, learned: int) -> Tokenizer:
     _fill(tokenizer, learned)
     tokenizer.add_tokens([AddedToken(t, special=t not in PLAIN, normalized=False) for t in SPECIAL])
     return tokenizer

@@ -43,18 +43,57 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True)
+class Tools:
+    """Functions that the model may call, each as OpenAI's {"name", "description", "parameters"}.
+
+    choice: 'auto', or 'required' for at least one call. `only` names the one function that must be called; without
+    `parallel` an answer ends with its first call.
+    """
+
+    functions: tuple[dict[str, Any], ...]
+    choice: str = "auto"
+    only: str | None = None
+    parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What the answer's text must look like: one of KINDS, with what it takes.
+
+    'json' (any object), 'schema' (a JSON schema), 'regex', 'choice' (a list of texts), 'grammar' (Lark, as llguidance
+    reads it, or GBNF).
+    """
+
+    kind: str
+    value: Any = None
+
+
+KINDS = ("json", "schema", "regex", "choice", "grammar")
+
+
+@dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """One conversation to continue.
+    """One conversation to continue, or with `prompt` a text or token ids to continue as they are, without a template.
 
     messages: dicts with `role`, `content` (a string, or a list of {"type": "text", "text": ...} and
     {"type": "image", "image": INDEX} parts where INDEX points into `images`) and whatever else the template reads.
-    template: extra variables for the chat template.
+    template: extra variables for the chat template. open_end: the last message is the assistant's and is continued.
+    effort: how much to think, one of EFFORTS.
     """
 
     messages: tuple[dict[str, Any], ...]
     images: tuple[ImageSource, ...] = ()
     wishes: Wishes = field(default_factory=Wishes)
     template: dict[str, Any] = field(default_factory=dict)
+    tools: Tools | None = None
+    form: Form | None = None
+    open_end: bool = False
+    generation_prompt: bool = True
+    effort: str | None = None
+    prompt: str | tuple[int, ...] | None = None
+
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +117,44 @@ class TextDelta:
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtDelta:
+    """New text of what one choice thinks before it answers."""
+
+    choice: int
+    text: str
+    tokens: int = 0
+    logprobs: tuple[TokenText, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallDelta:
+    """New part of a tool call: the first of call number `call` has its `name`; `arguments` join to a JSON object.
+
+    A call that the answer's length cut off has unfinished arguments.
+    """
+
+    choice: int
+    call: int
+    name: str | None = None
+    arguments: str = ""
+    tokens: int = 0
+    logprobs: tuple[TokenText, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ChoiceEnd:
-    """One choice is complete: `reason` is 'stop' or 'length'; `tokens` counts what it generated."""
+    """One choice is complete: `reason` is 'stop', 'length' or 'tool_calls'.
+
+    `tokens` counts what it generated, `reasoning_tokens` those of them that were thought; `stop` is the stop string
+    that ended it.
+    """
 
     choice: int
     reason: str
     tokens: int
     timings: Timings = field(default_factory=Timings)
+    reasoning_tokens: int = 0
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,4 +165,5 @@ class Progress:
     images: int
 
 
-AnswerPart = TextDelta | ChoiceEnd | Progress
+Delta = TextDelta | ThoughtDelta | CallDelta
+AnswerPart = Delta | ChoiceEnd | Progress

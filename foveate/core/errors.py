@@ -7,6 +7,7 @@
     │   └── ContextLengthExceeded   can never fit the context or the memory          (400)
     ├── TooLarge                    a body beyond the documented limit               (413)
     ├── ModelNotFound               the request names a model that is not served     (404)
+    ├── ResponseNotFound            the request names a response that is not stored  (404)
     ├── Busy                        temporary shortage; carries retry_after_s        (503)
     ├── RequestFailed               this request failed inside the server            (500)
     │   ├── EncodeFailed            the vision encoder failed on one of its images
@@ -80,6 +81,12 @@ class ModelNotFound(InvalidRequest):
     """The request names a model that is not the one served."""
 
     code = "model_not_found"
+
+
+class ResponseNotFound(InvalidRequest):
+    """The request names a stored response that is not, or no longer, stored."""
+
+    code = "response_not_found"
 
 
 class Busy(FoveateError):

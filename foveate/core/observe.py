@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from threading import Lock
 from types import MappingProxyType
 
@@ -80,6 +81,10 @@ class Totals:
     steps: int = 0
     waited_s: float = 0.0
     hidden_s: float = 0.0
+    decode_steps: int = 0
+    draft_steps: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +102,17 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything there is to show, frozen. `finished` counts by reason, `failed` by error code."""
+    """Everything there is to show, frozen.
+
+    `finished` counts by reason, `failed` by error code, `accepted_at` the guesses that were right by their depth.
+    """
 
     gauges: Gauges
     totals: Totals
     finished: Mapping[str, int]
     failed: Mapping[str, int]
     spreads: Mapping[str, Spread]
+    accepted_at: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +152,7 @@ class Counters:
         self._totals = Totals()
         self._finished = {"stop": 0, "length": 0, "abort": 0}
         self._failed: dict[str, int] = {}
+        self._accepted_at: list[int] = []
         self._counts = {name: [0] * (len(bounds) + 1) for name, bounds in SPREADS.items()}
         self._sums = dict.fromkeys(SPREADS, 0.0)
 
@@ -161,7 +171,13 @@ class Counters:
                 preemptions=old.preemptions + timings.preemptions,
                 waited_s=old.waited_s + timings.waited_s,
                 hidden_s=old.hidden_s + timings.hidden_s,
+                decode_steps=old.decode_steps + timings.decode_steps,
+                draft_steps=old.draft_steps + timings.draft_steps,
+                drafted=old.drafted + timings.drafted,
+                accepted=old.accepted + sum(timings.accepted),
             )
+            pairs = zip_longest(self._accepted_at, timings.accepted, fillvalue=0)
+            self._accepted_at = [sum(pair) for pair in pairs]
             for image in timings.images:
                 self._image(image)
             if outcome.output_tokens:
@@ -187,6 +203,7 @@ class Counters:
                 totals=self._totals,
                 finished=dict(self._finished),
                 failed=dict(self._failed),
+                accepted_at=tuple(self._accepted_at),
                 spreads={
                     name: Spread(bounds, tuple(self._counts[name]), self._sums[name])
                     for name, bounds in SPREADS.items()

@@ -113,6 +113,7 @@ class Sampling:
 
     Penalties as in OpenAI's API (frequency, presence: over the output) and as in Hugging Face (repetition: over prompt
     and output). `logprobs` is None for none, or how many alternatives to report. `seed` makes draws repeatable.
+    `grammar` is the text of a grammar, in the engine's language, that the output must follow; '' for none.
     """
 
     temperature: float = 1.0
@@ -125,10 +126,16 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
     logprobs: int | None = None
+    grammar: str = ""
+
+    @property
+    def penalises(self) -> bool:
+        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0)
 
     @property
     def needs_history(self) -> bool:
-        return bool(self.frequency_penalty or self.presence_penalty or self.repetition_penalty != 1.0)
+        """Whether a draw depends on tokens before it: for a grammar alone, the output is enough."""
+        return self.penalises or bool(self.grammar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +189,8 @@ class ImageTiming:
     encode_end_s: float | None = None
     prefill_start_s: float | None = None
     prefill_end_s: float | None = None
+    fetch_start_s: float | None = None  # before the request reached the engine, so below zero once counted from there
+    fetch_end_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,8 +198,8 @@ class Timings:
     """What a request cost and what the overlap bought, in seconds.
 
     `waited_s` is the time prefill stood still for want of image rows; `hidden_s` the encode time it did not wait for.
-    `decode_steps` gave tokens after the first; they verified `drafted` guessed tokens, and `accepted[i]` of them took
-    the guess at depth i + 1.
+    `decode_steps` gave tokens after the first; `draft_steps` of them verified `drafted` guessed tokens, and in
+    `accepted[i]` the guess at depth i + 1 was right.
     """
 
     queued_s: float = 0.0
@@ -204,6 +213,7 @@ class Timings:
     preemptions: int = 0
     images: tuple[ImageTiming, ...] = ()
     decode_steps: int = 0
+    draft_steps: int = 0
     drafted: int = 0
     accepted: tuple[int, ...] = ()
 

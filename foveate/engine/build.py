@@ -18,8 +18,21 @@ from foveate.core.values import ModelCard
 from foveate.engine.checkpoint import locate
 from foveate.engine.client import EngineClient
 from foveate.engine.loop import EngineLoop
-from foveate.run.open import describe, device_facts, measure, open_encoder, open_model, open_runner, use_threads
+from foveate.run.draft import Drafter
+from foveate.run.drafters import DRAFT_WORDS
+from foveate.run.open import (
+    describe,
+    device_facts,
+    measure,
+    open_drafter,
+    open_encoder,
+    open_grammars,
+    open_model,
+    open_runner,
+    use_threads,
+)
 from foveate.sched.scheduler import Limits, Scheduler
+from foveate.sched.speculate import DraftLimits, Speculation
 
 log = logging.getLogger(__name__)
 Progress = Callable[[int, int], None]
@@ -62,12 +75,13 @@ def open_engine(
     folder, card, config = read_model(model, settings)
     use_threads(config.model_threads)
     weights = open_model(folder, config, progress)
-    measured = measure(weights, config)
+    drafter = open_drafter(folder, _draft_folder(settings.draft), weights, config)
+    measured = measure(weights, drafter, config)
     if measured is not None:
         config = resolve(settings, facts_of(model, card), device_facts(measured))
     loop = EngineLoop(
-        Scheduler(limits_of(config)),
-        open_runner(weights, config),
+        Scheduler(limits_of(config), None if drafter is None else Speculation(draft_limits(drafter, settings))),
+        open_runner(weights, drafter, open_grammars(folder, card), config),
         partial(open_encoder, folder, config) if card.image_rules is not None else _no_encoder,
         on_step or (lambda plan, seconds: None),
         partial(use_threads, config.model_threads),
@@ -94,6 +108,17 @@ def limits_of(config: Config) -> Limits:
         queue_bytes=settings.queue_mib * 2**20,
         bypass=settings.bypass,
     )
+
+
+def draft_limits(drafter: Drafter, settings: Settings) -> DraftLimits:
+    """How much may be guessed: the settings' wish within what the drafter can do."""
+    draft_len = min(settings.draft_len or drafter.most_len, drafter.most_len)
+    return DraftLimits(draft_len, settings.draft_tree, drafter.lookback, settings.draft_adaptive)
+
+
+def _draft_folder(wish: str) -> Path | None:
+    """Where a drafter that is named by a path or hub id lies; None for the words that name a kind."""
+    return None if wish in DRAFT_WORDS else locate(wish)
 
 
 def _no_encoder(nudge: Callable[[], None]) -> None:

@@ -13,8 +13,9 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from foveate.core.observe import RequestView
 from foveate.core.values import Ending, Event, Failed, Finished, PixelSource, Prompt, Sampling
-from foveate.engine.loop import Abort, EngineLoop, Submit, Together
+from foveate.engine.loop import Abort, EngineLoop, Look, Submit, Together
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ class Ticket:
     def abort(self) -> None:
         """Nobody reads on: the engine stops within a step. Harmless after the end, and when repeated."""
         if not self.settled:
-            self._engine.post(Abort(self.uid))
+            self._engine.post(Abort((self.uid,)))
 
 
 class EngineClient:
@@ -74,3 +75,27 @@ class EngineClient:
             )
         self._engine.post(Together(tuple(letters)))
         return tickets
+
+    def abort(self, tickets: Sequence[Ticket]) -> None:
+        """Abort all of these at one moment; those that have ended are left alone."""
+        if uids := tuple(ticket.uid for ticket in tickets if not ticket.settled):
+            self._engine.post(Abort(uids))
+
+    async def look(self, timeout_s: float) -> dict[int, RequestView]:
+        """Every live request by its uid, between two steps; nothing when a step takes longer than `timeout_s`."""
+        loop, seen = asyncio.get_running_loop(), asyncio.Future[tuple[RequestView, ...]]()
+
+        def settle(views: tuple[RequestView, ...]) -> None:
+            if not seen.done():
+                seen.set_result(views)
+
+        def reply(views: tuple[RequestView, ...]) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is gone, and with it whoever looked
+                loop.call_soon_threadsafe(settle, views)
+
+        self._engine.post(Look(reply))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return {int(view.id): view for view in await seen}
+        except TimeoutError:
+            return {}

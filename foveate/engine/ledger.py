@@ -73,9 +73,8 @@ class Ledger:
     def decoded(self, key: str, start_s: float, end_s: float) -> None:
         for entry in self.holders(key):
             if key in entry.undecoded:
-                entry.undecoded.discard(key)
                 entry.timing[key] = replace(entry.timing[key], decode_start_s=start_s, decode_end_s=end_s)
-                entry.start_if_ready()
+                self._sound(entry, key)
 
     def landed(self, key: str, start_s: float, end_s: float) -> None:
         for entry in self.holders(key):
@@ -86,12 +85,18 @@ class Ledger:
             for image, span in enumerate(entry.prompt.spans):
                 if span.key == key:
                     entry.sink(ImageLanded(entry.uid, image, entry.timing[key]))
+            self._sound(entry, key)
 
     def view(self, uid: int, stage: str, output_len: int, timings: Timings, now: float) -> RequestView:
         """A live request as others may see it; its id is its uid."""
         entry = self._entries[uid]
         elapsed_s, prompt_len = now - entry.arrived_s, len(entry.prompt.tokens)
         return RequestView(str(uid), stage, prompt_len, output_len, elapsed_s, timings=account(timings, entry))
+
+    def _sound(self, entry: Entry, key: str) -> None:
+        """A picture with rows has been decoded too: the word of that may have been for an earlier request."""
+        entry.undecoded.discard(key)
+        entry.start_if_ready()
 
     def settle(self, event: Finished) -> Finished:
         """The event with the request's whole account: the scheduler's part and the pictures' part."""

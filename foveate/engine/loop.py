@@ -1,8 +1,8 @@
 """The engine's one thread: drain the mailbox, plan, execute, commit, publish, again.
 
 Owns the composition of policy and mechanism and the promise that every request ends in exactly one terminal event:
-the one broad `except` of the project stands here, around the step. Waits on the mailbox when a plan is empty and never
-spins. Refuses to know text, templates, HTTP, and who reads the events.
+the broad `except`s of the project stand here, around the step and around guessing. Waits on the mailbox when a plan
+is empty and never spins. Refuses to know text, templates, HTTP, and who reads the events.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from foveate.core.errors import Busy, FoveateError, RequestFailed, StepFailed
 from foveate.core.observe import RequestView
-from foveate.core.plan import StepPlan, StepResult
+from foveate.core.plan import DraftGuess, DraftWish, StepPlan, StepResult
 from foveate.core.values import Ending, Event, Failed, Finished, Output, PixelSource, Prompt, Sampling, Timings
 from foveate.engine.ledger import Ledger, Sink
 from foveate.run.embeds import RowStore
@@ -34,6 +34,8 @@ class Executor(Protocol):
     rows: RowStore
 
     def execute(self, plan: StepPlan) -> StepResult: ...
+
+    def draft(self, wishes: Sequence[DraftWish]) -> list[DraftGuess]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +60,9 @@ class Together:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Nobody waits for this request any more."""
+    """Nobody waits for these requests any more. In one letter, or the end of one would start the next."""
 
-    uid: int
+    uids: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,7 @@ class EngineLoop:
         self._stopping = False
         self._resting = False  # the last plan had nothing to run, so only a letter can change anything
         self._open_plan: StepPlan | None = None
+        self._draft_s = 0.0  # what guessing for the next step has cost
         self._stats = scheduler.stats()
         self._thread = threading.Thread(target=self._run, name="foveate-engine", daemon=True)
 
@@ -160,6 +163,7 @@ class EngineLoop:
 
     def _turn(self) -> None:
         self._read_mail()
+        self._resting = False
         self._poll_encoder()
         plan = self._scheduler.plan(time.monotonic())
         self._direct_encoder(plan)
@@ -178,8 +182,22 @@ class EngineLoop:
             self._publish(self._scheduler.fail(plan, failure, time.monotonic()))
         else:
             self._publish(self._scheduler.commit(plan, result, time.monotonic()))
+            self._scheduler.note_cost(plan, self._draft_s + time.monotonic() - began_s)
         self._open_plan = None
+        self._draft()
         self._on_step(plan, time.monotonic() - began_s)
+
+    def _draft(self) -> None:
+        """Ask for guesses. A drafter that fails is not asked again, and only the log hears of it."""
+        began_s = time.monotonic()
+        try:
+            wishes = self._scheduler.wishes()
+            for guess in self._executor.draft(wishes) if wishes else ():
+                self._scheduler.propose(guess.uid, guess.tokens, guess.parents, guess.confidence)
+        except Exception:
+            log.exception("the drafter failed: decoding goes on without it")
+            self._scheduler.stop_guessing()
+        self._draft_s = time.monotonic() - began_s
 
     def _read_mail(self) -> None:
         """Take every letter there is. Waits for one only if nothing changed since a plan that had nothing to run."""
@@ -197,7 +215,8 @@ class EngineLoop:
         if isinstance(letter, Together):
             self._take_in(letter)
         elif isinstance(letter, Abort):
-            self._abort(letter.uid)
+            for uid in letter.uids:
+                self._abort(uid)
         elif isinstance(letter, Look):
             letter.reply(self._look())
         elif isinstance(letter, Stop):
@@ -256,7 +275,9 @@ class EngineLoop:
                 entry = self._ledger.get(uid)
                 entry.has_slot = True
                 for source in entry.sources.values() if self._encoder else ():
-                    if source.key in entry.undecoded:
+                    if source.key in self._executor.rows:
+                        entry.undecoded.discard(source.key)  # rows of it are proof enough that it is sound
+                    elif source.key in entry.undecoded:
                         self._encoder.prepare(source)
                 entry.start_if_ready()
         if self._encoder is None:

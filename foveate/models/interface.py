@@ -142,6 +142,7 @@ class LanguageModel(Protocol):
 
     vocab_size: int
     hidden_size: int
+    layer_count: int
     axes: int  # rows of rope positions per token
     max_positions: int
 

@@ -221,6 +221,7 @@ class Qwen35:
     def __init__(self, config: TextConfig, trunk: Trunk) -> None:
         self.config, self.trunk = config, trunk
         self.vocab_size, self.hidden_size, self.max_positions = config.vocab, config.hidden, config.max_positions
+        self.layer_count = len(trunk.layers)
         device = trunk.embedding.device
         self._frequency = frequencies(config.rope_theta, config.rotary).to(device)
         self._axes = torch.tensor(frequency_axes(config.sections)).to(device)

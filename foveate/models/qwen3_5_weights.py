@@ -16,11 +16,13 @@ from torch import Tensor
 
 from foveate.models.qwen3_5 import DeltaNet, Dense, Experts, FullAttention, Layer, Trunk
 from foveate.models.qwen3_5_config import FULL, MoeConfig, TextConfig
+from foveate.models.qwen3_5_mtp import MtpWeights
 from foveate.models.weights import Progress, Source, Stored, check, inventory
 from foveate.ops.layers import unit_scale
 
 TRUNK = "model.language_model."
 OTHERS = ("mtp.", "model.visual.")  # tensors that belong to a drafter and to the tower
+LAYER_NORMS = ("input", "post_attention")
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -46,6 +48,32 @@ def load_trunk(
     return Trunk(embedding, tuple(layers), unit_scale(source.exact(TRUNK + "norm.weight")), head)
 
 
+def has_mtp(folder: Path) -> bool:
+    """Whether a checkpoint brings a multi-token-prediction head."""
+    return "mtp.fc.weight" in inventory(folder)
+
+
+def load_mtp(folder: Path, config: TextConfig, device: torch.device, dtype: torch.dtype) -> MtpWeights:
+    """Read, check and fuse the head's weights. Raises CheckpointError naming the tensor that is not as expected."""
+    stored = {name: found for name, found in inventory(folder).items() if name.startswith("mtp.")}
+    fused, at = "mtp.layers.0.mlp.experts.gate_up_proj" in stored, "mtp.layers.0."
+    expected: Shapes = {"mtp.fc.weight": (config.hidden, 2 * config.hidden)}
+    names = ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
+    expected |= {f"{name}.weight": (config.hidden,) for name in names}
+    expected |= _layer_shapes(at, config, True, fused)
+    check(stored, expected, ())
+    source = Source(folder, stored, device, dtype)
+    mlp = _dense(source, at + "mlp.") if config.moe is None else _experts(source, at + "mlp.", config.moe, stored)
+    mixer_norm, mlp_norm = (unit_scale(source.exact(f"{at}{name}_layernorm.weight")) for name in LAYER_NORMS)
+    return MtpWeights(
+        fc=_turned(source.get("mtp.fc.weight")),
+        token_norm=unit_scale(source.exact(names[0] + ".weight")),
+        state_norm=unit_scale(source.exact(names[1] + ".weight")),
+        layer=Layer(mixer_norm, _full(source, at + "self_attn.", config), mlp_norm, mlp),
+        norm=unit_scale(source.exact(names[2] + ".weight")),
+    )
+
+
 def text_shapes(config: TextConfig, fused: bool) -> Shapes:
     """Every tensor of the text trunk by its official name; `fused` chooses between the spellings of the experts."""
     hidden = config.hidden
@@ -53,16 +81,17 @@ def text_shapes(config: TextConfig, fused: bool) -> Shapes:
     if not config.tied:
         shapes["lm_head.weight"] = (config.vocab, hidden)
     for i, kind in enumerate(config.layer_types):
-        at = f"{TRUNK}layers.{i}."
-        shapes |= {f"{at}input_layernorm.weight": (hidden,), f"{at}post_attention_layernorm.weight": (hidden,)}
-        full = kind == FULL
-        shapes |= _full_shapes(at + "self_attn.", config) if full else _delta_shapes(at + "linear_attn.", config)
-        if config.moe is None:
-            assert config.inner is not None
-            shapes |= _dense_shapes(at + "mlp.", hidden, config.inner)
-        else:
-            shapes |= _moe_shapes(at + "mlp.", hidden, config.moe, fused)
+        shapes |= _layer_shapes(f"{TRUNK}layers.{i}.", config, kind == FULL, fused)
     return shapes
+
+
+def _layer_shapes(at: str, config: TextConfig, full: bool, fused: bool) -> Shapes:
+    shapes: Shapes = {f"{at}{name}_layernorm.weight": (config.hidden,) for name in LAYER_NORMS}
+    shapes |= _full_shapes(at + "self_attn.", config) if full else _delta_shapes(at + "linear_attn.", config)
+    if config.moe is None:
+        assert config.inner is not None
+        return shapes | _dense_shapes(at + "mlp.", config.hidden, config.inner)
+    return shapes | _moe_shapes(at + "mlp.", config.hidden, config.moe, fused)
 
 
 def _full_shapes(at: str, c: TextConfig) -> Shapes:

@@ -118,7 +118,7 @@ class Source:
         dtype: torch.dtype,
         progress: Progress | None = None,
     ) -> None:
-        self._folder, self._stored, self._files = folder, stored, dict[str, Any]()
+        self._folder, self.stored, self._files = folder, stored, dict[str, Any]()
         self.device, self._dtype, self._progress = device, dtype, progress
         self._done, self._total = 0, sum(found.size for found in stored.values())
 
@@ -131,7 +131,7 @@ class Source:
         return self._read(name, torch.float32)
 
     def _read(self, name: str, dtype: torch.dtype) -> Tensor:
-        found = self._stored[name]
+        found = self.stored[name]
         if found.file not in self._files:
             self._files[found.file] = _open(self._folder / found.file, "cpu")
         try:

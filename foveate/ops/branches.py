@@ -1,4 +1,4 @@
-"""Verification of drafted tokens, chains and trees alike: state is read and never written until it is known what stands.
+"""Verification of drafted tokens, chains and trees alike: state is read, and written once it is known what stands.
 
 A run under verification is an anchor and drafted tokens, each with a parent before it; a chain is the tree in which
 everyone's parent is the token before. Owns who sees whom (`Branches`), the convolution and the delta rule along

@@ -17,27 +17,35 @@ from typing import Any, ClassVar
 
 from jinja2 import Template, TemplateError, nodes
 from jinja2.ext import Extension
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from foveate.core.errors import CheckpointError, InvalidRequest
+from foveate.prompt.reasoning import CLOSE, OPEN
 from foveate.prompt.shield import MARK, Shield
 from foveate.prompt.tokens import Tokens
+from foveate.prompt.tools import FUNCTION
 
 MAX_MESSAGES = 4096
 MAX_DEPTH = 32  # of values inside a message or a template variable
 
 _FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _PROBE = "foveate probe"
+_END = "\ud801"  # no client can send it, and no template looks for it: see shield.MARK
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A rendered conversation: `images[k]` is the request's index of the picture that stands at `ids[places[k]]`."""
+    """A rendered conversation: `images[k]` is the request's index of the picture that stands at `ids[places[k]]`.
+
+    opened: it ends inside the assistant's thought.
+    """
 
     ids: tuple[int, ...]
     places: tuple[int, ...] = ()
     images: tuple[int, ...] = ()
+    opened: bool = False
 
 
 class _Refusal(TemplateError):
@@ -67,7 +75,9 @@ class ChatTemplate:
         self._tokens = tokens
         self._image_id = image_id
         self._names = dict(names or {})
-        self._template = _compile(source)
+        self._template, self.variables = _compile(source)
+        self.thinks = OPEN in source or CLOSE in source
+        self.elements = FUNCTION in source  # how it shows tool calls: as elements, else as JSON
         guarded = {text for token, text in tokens.added.items() if token in tokens.special or token == image_id}
         markup = set(tokens.added.values()) - guarded
         self._client = Shield(guarded | markup)
@@ -86,25 +96,30 @@ class ChatTemplate:
             raise CheckpointError(f"{folder} has no chat template (chat_template.jinja or tokenizer_config.json)")
         return cls(source, tokens, image_id, names)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None) -> Rendered:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], options: Mapping[str, Any] | None = None, open_end: bool = False
+    ) -> Rendered:
         """Ids of the conversation up to where the assistant speaks, and the places of its pictures.
 
         Messages as in `core.chat.ChatRequest`; `options` are extra template variables (they may also set
-        `add_generation_prompt`). Raises InvalidRequest when the template refuses the conversation, shows another number
-        of pictures than it holds, or the conversation is too long or too deeply nested.
+        `add_generation_prompt`). With `open_end` the ids end where the text of the last message does. Raises
+        InvalidRequest when the template refuses the conversation, shows another number of pictures than it holds, or
+        the conversation is too long or too deeply nested.
         """
         if len(messages) > MAX_MESSAGES:
             raise InvalidRequest(f"{len(messages)} messages; at most {MAX_MESSAGES} are allowed", "messages")
         images: list[int] = []
         shown = [self._message(message, images) for message in messages]
         extra = {key: _marked(value, self._client) for key, value in (options or {}).items()}
-        pieces = self._client.cut(self._run(shown, extra))
+        text = self._run(shown, extra) if not open_end else self._run_open(shown, extra)
+        pieces = self._client.cut(text)
         ids = [token for piece in pieces for token in self._tokens.encode(piece)]
         places = tuple(at for at, token in enumerate(ids) if token == self._image_id)
         if len(places) != len(images):
             text = f"the model's chat template shows {len(places)} of {len(images)} images"
             raise InvalidRequest(f"{text}; it may not take images in every role", "messages")
-        return Rendered(tuple(ids), places, tuple(images))
+        opened = _ends_inside_thought(shown[-1]) if open_end else text.rstrip().endswith(OPEN)
+        return Rendered(tuple(ids), places, tuple(images), opened)
 
     def _message(self, message: Mapping[str, Any], images: list[int]) -> dict[str, Any]:
         """A message as the template gets it; the indices of its pictures are appended to `images`."""
@@ -131,6 +146,20 @@ class ChatTemplate:
             reason = "a field that it needs is missing or of another type"
         raise InvalidRequest(f"the model's chat template refuses this conversation: {reason}", "messages")
 
+    def _run_open(self, messages: list[dict[str, Any]], extra: Mapping[str, Any]) -> str:
+        """What is rendered up to the end of the last message's text."""
+        content = messages[-1].get("content") if messages else None
+        if isinstance(content, str):
+            last = {"content": content + _END}
+        elif content and content[-1].get("type") == "text":
+            last = {"content": [*content[:-1], content[-1] | {"text": content[-1]["text"] + _END}]}
+        else:
+            raise InvalidRequest("a message to continue ends with text", "messages")
+        before, found, _ = self._run([*messages[:-1], messages[-1] | last], extra).rpartition(_END)
+        if not found:
+            raise InvalidRequest("the model's chat template does not show the message to continue", "messages")
+        return before
+
     def _probe(self) -> bool:
         """Whether the template reads content given as a list of parts; some print such a list as it is."""
         parts = [{"type": "text", "text": _PROBE}]
@@ -142,6 +171,13 @@ class ChatTemplate:
             if _PROBE in text and "'type'" not in text and '"type"' not in text:
                 return answer
         return True
+
+
+def _ends_inside_thought(message: Mapping[str, Any]) -> bool:
+    """Whether a message to continue has opened a thought and not closed it."""
+    content = message["content"] if isinstance(message["content"], str) else message["content"][-1]["text"]
+    text = content.replace(MARK, "")
+    return text.rfind(OPEN) > text.rfind(CLOSE)
 
 
 def _is_image(part: Any) -> bool:
@@ -161,15 +197,18 @@ def _marked(value: Any, shield: Shield, depth: int = 0) -> Any:
     return value
 
 
-def _compile(source: str) -> Template:
-    """Compile in the sandbox with the filters and functions that templates written for transformers rely on."""
+def _compile(source: str) -> tuple[Template, frozenset[str]]:
+    """Compile in the sandbox with the filters and functions that templates written for transformers rely on.
+
+    Returns with it the names of the variables that the template reads.
+    """
     extensions = ["jinja2.ext.loopcontrols", _Generation]
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda layout: datetime.now().strftime(layout)
     try:
-        return environment.from_string(source)
+        return environment.from_string(source), frozenset(find_undeclared_variables(environment.parse(source)))
     except TemplateError as fault:
         raise CheckpointError(f"the chat template cannot be compiled: {fault.message}") from fault
 

@@ -15,13 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from foveate.core.errors import CheckpointError, InvalidRequest
-
-
-def _byte_letters() -> dict[str, int]:
-    """The letter by which byte-level BPE writes each byte (GPT-2's code): printable ones stand for themselves."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [byte for byte in range(256) if byte not in set(printable)]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(rest)}
+from foveate.core.vocabulary import token_bytes
 
 
 class Tokens:
@@ -42,8 +36,8 @@ class Tokens:
         self.added: dict[int, str] = {t["id"]: t["content"] for t in spec.get("added_tokens", [])}
         self.special = frozenset(t["id"] for t in spec.get("added_tokens", []) if t["special"])
         vocab = tokenizer.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(vocab.values(), default=-1) + 1
-        self._raw = _raw_table(vocab, self.added, self.vocab_size)
+        self._raw = token_bytes(vocab, self.added)
+        self.vocab_size = len(self._raw)
 
     @classmethod
     def load(cls, folder: Path) -> Tokens:
@@ -82,14 +76,3 @@ def _is_byte_level(decoder: dict[str, Any] | None) -> bool:
     if decoder is None:
         return False
     return decoder["type"] == "ByteLevel" or any(_is_byte_level(part) for part in decoder.get("decoders", ()))
-
-
-def _raw_table(vocab: dict[str, int], added: dict[int, str], size: int) -> list[bytes]:
-    letters = _byte_letters()
-    table = [b""] * size
-    for word, token in vocab.items():
-        known = all(letter in letters for letter in word)
-        table[token] = bytes(letters[letter] for letter in word) if known else word.encode()
-    for token, text in added.items():
-        table[token] = text.encode()
-    return table

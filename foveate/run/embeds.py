@@ -24,6 +24,9 @@ class RowStore:
     def get(self, key: str) -> Tensor:
         return self._rows[key]
 
+    def __contains__(self, key: object) -> bool:
+        return key in self._rows
+
     def drop(self, key: str) -> None:
         """Forget a key's rows; a key that is not there is ignored."""
         self._rows.pop(key, None)

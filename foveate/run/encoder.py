@@ -180,6 +180,8 @@ class EncoderStream:
         with self._shelf.lock:
             picture = self._shelf.pictures.pop(reply.key, None)
             if picture is not None:
+                # Decoded again while an answer to an earlier, cancelled submission was still on its way.
+                self._let_go(picture)
                 if reply.key in self._shelf.order:  # its decoding failed before its turn
                     self._shelf.order.remove(reply.key)
                 reply = _checked(reply, picture.source)

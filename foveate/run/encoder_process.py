@@ -140,11 +140,13 @@ class ProcessWorker:
                 return self._bury()
 
     def _is_hung(self) -> bool:
-        since_s = self.silent_since_s
+        since_s = self.silent_since_s if self._ready.is_set() else None  # loading takes as long as it takes
         return since_s is not None and time.monotonic() - since_s > self._source.patience_s
 
     def _hear(self, message: Any) -> None:
         if message is None:
+            with self._lock:
+                self.silent_since_s = time.monotonic() if self._wanted else None
             self._ready.set()
         elif isinstance(message, Exception):
             self._failure = message

@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from foveate.core.errors import ConfigError
-from foveate.core.plan import StepPlan, StepResult
+from foveate.core.plan import DraftGuess, DraftWish, StepPlan, StepResult
 from foveate.models.interface import VisionTower
 from foveate.run.runner import Runner
 
@@ -66,6 +66,9 @@ class FaultyRunner:
     def __init__(self, runner: Runner, fault: Callable[[], None], at: int) -> None:
         self._runner, self._fault, self._left = runner, fault, at
         self.rows = runner.rows
+
+    def draft(self, wishes: Sequence[DraftWish]) -> list[DraftGuess]:
+        return self._runner.draft(wishes)
 
     def execute(self, plan: StepPlan) -> StepResult:
         self._left -= 1

@@ -13,17 +13,31 @@ from pathlib import Path
 import torch
 
 from foveate.core.config import Config, DeviceFacts, usable_cores
-from foveate.models.interface import LanguageModel, VisionTower
-from foveate.models.registry import Progress, describe, load_text, load_vision
-from foveate.run.cache import allocate, measured_kv_tokens
+from foveate.core.values import ModelCard
+from foveate.models.interface import LanguageModel, MemorySpec, VisionTower
+from foveate.models.registry import Place, Progress, describe, load_text, load_vision
+from foveate.run.cache import allocate, joined, measured_kv_tokens
+from foveate.run.draft import Drafter
+from foveate.run.drafters import find_drafter
 from foveate.run.embeds import RowStore
 from foveate.run.encoder import EncoderStream
 from foveate.run.encoder_process import ProcessWorker
 from foveate.run.encoder_worker import TowerSource
 from foveate.run.faults import FaultyRunner, FaultyTower, faulty_runner, faulty_tower
+from foveate.run.grammar import Grammars
 from foveate.run.runner import Runner
 
-__all__ = ["describe", "device_facts", "measure", "open_encoder", "open_model", "open_runner", "use_threads"]
+__all__ = [
+    "describe",
+    "device_facts",
+    "measure",
+    "open_drafter",
+    "open_encoder",
+    "open_grammars",
+    "open_model",
+    "open_runner",
+    "use_threads",
+]
 
 
 def device_facts(kv_tokens: int | None = None) -> DeviceFacts:
@@ -36,16 +50,37 @@ def open_model(folder: Path, config: Config, progress: Progress | None = None) -
     return load_text(folder, config.device, _dtype(config), progress)
 
 
-def measure(model: LanguageModel, config: Config) -> int | None:
+def open_drafter(folder: Path, draft_folder: Path | None, model: LanguageModel, config: Config) -> Drafter | None:
+    """The drafter that the settings ask for; `draft_folder` is where a named one lies. None: decode plainly.
+
+    Raises CheckpointError when one that was asked for by name is missing or does not fit; with `auto` it is left out
+    with a warning.
+    """
+    place = Place(torch.device(config.device), _dtype(config), None)
+    return find_drafter(config.settings, folder, draft_folder, model, place)
+
+
+def measure(model: LanguageModel, drafter: Drafter | None, config: Config) -> int | None:
     """Tokens of key/value memory that fit beside the loaded weights; None on a CPU."""
-    return measured_kv_tokens(model.memory_spec(), config.slots, config.device)
+    return measured_kv_tokens(_kept(model, drafter), config.slots, config.device)
 
 
-def open_runner(model: LanguageModel, config: Config) -> Runner | FaultyRunner:
+def open_grammars(folder: Path, card: ModelCard) -> Grammars:
+    """The vocabulary as grammars need it."""
+    return Grammars.load(folder, card.eos_ids, card.vocab_size)
+
+
+def open_runner(
+    model: LanguageModel, drafter: Drafter | None, grammars: Grammars, config: Config
+) -> Runner | FaultyRunner:
     """A runner with its memory allocated."""
-    memory = allocate(model.memory_spec(), config.pages, config.page_len, config.slots, config.device)
-    runner = Runner(model, memory, RowStore(config.device, _dtype(config)), config.device)
+    memory = allocate(_kept(model, drafter), config.pages, config.page_len, config.slots, config.device)
+    runner = Runner(model, memory, RowStore(config.device, _dtype(config)), config.device, drafter, grammars)
     return faulty_runner(runner, config.settings.inject_fault)
+
+
+def _kept(model: LanguageModel, drafter: Drafter | None) -> MemorySpec:
+    return model.memory_spec() if drafter is None else joined(model.memory_spec(), drafter.memory_spec())
 
 
 def open_encoder(folder: Path, config: Config, notify: Callable[[], None]) -> EncoderStream:

@@ -21,6 +21,7 @@ from foveate.models.interface import NOTHING, Batch, Forward, LanguageModel, Mem
 from foveate.run.batch import lay_out
 from foveate.run.draft import Drafter
 from foveate.run.embeds import RowStore
+from foveate.run.grammar import Grammars
 from foveate.run.sampler import choose
 from foveate.run.verify import Path, settle
 
@@ -29,11 +30,17 @@ class Runner:
     """One language model on one device, with the memory of all sequences."""
 
     def __init__(
-        self, model: LanguageModel, memory: Memory, rows: RowStore, device: str, drafter: Drafter | None = None
+        self,
+        model: LanguageModel,
+        memory: Memory,
+        rows: RowStore,
+        device: str,
+        drafter: Drafter | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
-        """`memory` holds what the drafter keeps too."""
+        """`memory` holds what the drafter keeps too; without `grammars`, no draw may have one."""
         self._model, self._memory, self._device = model, memory, device
-        self.rows, self.drafter = rows, drafter
+        self.rows, self.drafter, self._grammars = rows, drafter, grammars
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
@@ -42,7 +49,7 @@ class Runner:
         batch = lay_out(plan.slices, self.rows, self._device)
         if self.drafter is None and not any(batch.verify):
             logits = self._model.forward(batch, self._memory)
-            return StepResult(plan.number, _drawn(plan.slices, logits))
+            return StepResult(plan.number, _drawn(plan.slices, logits, self._grammars))
         return StepResult(plan.number, self._run(plan.slices, batch, self.drafter))
 
     @torch.inference_mode()
@@ -56,9 +63,11 @@ class Runner:
         capture = drafter.capture if drafter is not None else NOTHING
         forward = self._model.run(batch, self._memory, capture)
         if forward.pending is None:
-            results, paths = _drawn(slices, forward.logits), {}
+            results, paths = _drawn(slices, forward.logits, self._grammars), {}
         else:
-            settled = settle([piece for piece in slices if piece.draw is not None], forward.logits)
+            drawing = [piece for piece in slices if piece.draw is not None]
+            _masks(drawing, self._grammars)
+            settled = settle(drawing, forward.logits, self._grammars)
             by_uid = {result.uid: result for result, _ in settled}
             results = tuple(by_uid.get(piece.uid, SliceResult(piece.uid)) for piece in slices)
             paths = {result.uid: path for result, path in settled}
@@ -68,20 +77,32 @@ class Runner:
         return results
 
 
-def _drawn(slices: tuple[Slice, ...], logits: Tensor) -> tuple[SliceResult, ...]:
+def _drawn(slices: tuple[Slice, ...], logits: Tensor, grammars: Grammars | None) -> tuple[SliceResult, ...]:
     """Results of slices without drafts."""
     drawing = [piece for piece in slices if piece.draw is not None]
     results = {piece.uid: SliceResult(piece.uid) for piece in slices}
     if drawing:
+        masks = _masks(drawing, grammars)
+        usable = [mask if isinstance(mask, Tensor) else None for mask in masks]
         sound = torch.isfinite(logits).all(-1).tolist()
-        chosen = choose(logits, [piece.draw for piece in drawing if piece.draw is not None])
-        for piece, finite, (token, logprob) in zip(drawing, sound, chosen, strict=True):
+        chosen = choose(logits, [piece.draw for piece in drawing if piece.draw is not None], usable)
+        for piece, mask, finite, (token, logprob) in zip(drawing, masks, sound, chosen, strict=True):
+            error = mask if isinstance(mask, RequestFailed) else None
+            if not finite:
+                error = RequestFailed("the model produced values that are not finite")
             results[piece.uid] = (
                 SliceResult(piece.uid, (token,), (logprob,) if logprob else ())
-                if finite
-                else SliceResult(piece.uid, error=RequestFailed("the model produced values that are not finite"))
+                if error is None
+                else SliceResult(piece.uid, error=error)
             )
     return tuple(results.values())
+
+
+def _masks(drawing: Sequence[Slice], grammars: Grammars | None) -> list[Tensor | RequestFailed | None]:
+    """What each slice's grammar allows; asked for before the logits are, so that a device still works meanwhile."""
+    draws = [piece.draw for piece in drawing if piece.draw is not None]
+    assert grammars is not None or not any(draw.sampling.grammar for draw in draws), "a grammar and nobody to follow it"
+    return [None for _ in draws] if grammars is None else grammars.masks(draws)
 
 
 def _seen(slices: tuple[Slice, ...], batch: Batch, forward: Forward, paths: dict[int, Path]) -> Seen:

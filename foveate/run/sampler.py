@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,12 +20,18 @@ from foveate.core.values import Logprob
 GREEDY_BELOW = 1e-3  # temperatures under this are greedy: dividing by them only adds overflow
 
 
-def choose(logits: Tensor, draws: list[Draw]) -> list[tuple[int, Logprob | None]]:
-    """A token per row of logits [rows, vocab] (float32), with its log-probability where asked for."""
+def choose(
+    logits: Tensor, draws: Sequence[Draw], masks: Sequence[Tensor | None] = ()
+) -> list[tuple[int, Logprob | None]]:
+    """A token per row of logits [rows, vocab] (float32), with its log-probability where asked for.
+
+    masks: of each row the ids that its grammar allows, if it has one; () where none has.
+    """
     greedy = logits.argmax(-1).tolist() if any(plainly_greedy(draw) for draw in draws) else []
     chosen = []
     for row, draw in enumerate(draws):
-        token = greedy[row] if plainly_greedy(draw) else choose_row(logits[row], draw)
+        mask = masks[row] if masks else None
+        token = greedy[row] if plainly_greedy(draw) else choose_row(logits[row], draw, mask)
         chosen.append((token, logprob_of(logits[row], token, draw.sampling.logprobs)))
     return chosen
 
@@ -36,10 +43,12 @@ def plainly_greedy(draw: Draw) -> bool:
     return sampling.temperature < GREEDY_BELOW and not changed
 
 
-def choose_row(raw: Tensor, draw: Draw) -> int:
-    """The token of one row of logits [vocab]."""
+def choose_row(raw: Tensor, draw: Draw, mask: Tensor | None = None) -> int:
+    """The token of one row of logits [vocab], among those of the mask, bool [vocab] on any device."""
     sampling = draw.sampling
     logits = _penalised(raw.double(), draw)
+    if mask is not None:
+        logits[~mask.to(logits.device)] = float("-inf")
     if sampling.temperature < GREEDY_BELOW:
         return int(logits.argmax())
     probs, order = torch.softmax(logits / sampling.temperature, -1).sort(descending=True, stable=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,43 +19,58 @@ from torch import Tensor
 from foveate.core.errors import RequestFailed
 from foveate.core.plan import Draw, Slice, SliceResult
 from foveate.core.values import Logprob
+from foveate.run.grammar import Grammars
 from foveate.run.sampler import choose_row, logprob_of, plainly_greedy
 
 Path = tuple[int, ...]  # numbers of the tokens that stand, from the anchor, 0, down one branch
 
 
-def settle(slices: Sequence[Slice], logits: Tensor) -> list[tuple[SliceResult, Path]]:
+class Rows(NamedTuple):
+    """What the model said after the tokens of one slice: logits [rows, vocab], the best id of each, and if finite."""
+
+    logits: Tensor
+    best: list[int]
+    sound: list[bool]
+
+
+def settle(slices: Sequence[Slice], logits: Tensor, grammars: Grammars | None = None) -> list[tuple[SliceResult, Path]]:
     """New tokens and path of each drawing slice.
 
     logits: float32 [rows, vocab], for each slice the row of its last settled token and one per draft, in order. A row
-    on the path whose values are not finite fails its request.
+    on the path whose values are not finite fails its request, and so does a grammar that cannot be followed.
     """
     sound = torch.isfinite(logits).all(-1).tolist()
     best = logits.argmax(-1).tolist()
     settled, start = [], 0
     for piece in slices:
         end = start + piece.draft_len + 1
-        settled.append(_walk(piece, logits[start:end], best[start:end], sound[start:end]))
+        settled.append(_walk(piece, Rows(logits[start:end], best[start:end], sound[start:end]), grammars))
         start = end
     return settled
 
 
-def _walk(piece: Slice, logits: Tensor, best: list[int], sound: list[bool]) -> tuple[SliceResult, Path]:
+def _walk(piece: Slice, rows: Rows, grammars: Grammars | None) -> tuple[SliceResult, Path]:
     assert piece.draw is not None, "a slice that draws nothing has nothing to verify"
     children = _children(piece)
     greedy, tokens, logprobs, path = plainly_greedy(piece.draw), list[int](), list[Logprob](), [0]
     while True:
         at = path[-1]
-        if not sound[at]:
-            error = RequestFailed("the model produced values that are not finite")
+        if not rows.sound[at]:
+            return SliceResult(piece.uid, error=RequestFailed("the model produced values that are not finite")), (0,)
+        try:
+            token = rows.best[at] if greedy else _draw(rows.logits[at], later(piece.draw, tokens), grammars)
+        except RequestFailed as error:
             return SliceResult(piece.uid, error=error), (0,)
-        token = best[at] if greedy else choose_row(logits[at], later(piece.draw, tokens))
         tokens.append(token)
-        logprob = logprob_of(logits[at], token, piece.draw.sampling.logprobs)
+        logprob = logprob_of(rows.logits[at], token, piece.draw.sampling.logprobs)
         logprobs += [logprob] if logprob else []
         if (at, token) not in children:
             return SliceResult(piece.uid, tuple(tokens), tuple(logprobs)), tuple(path)
         path.append(children[at, token])
+
+
+def _draw(logits: Tensor, draw: Draw, grammars: Grammars | None) -> int:
+    return choose_row(logits, draw, None if grammars is None else grammars.allowed(draw))
 
 
 def _children(piece: Slice) -> dict[tuple[int, int], int]:
@@ -67,7 +83,7 @@ def _children(piece: Slice) -> dict[tuple[int, int], int]:
 
 
 def later(draw: Draw, tokens: Sequence[int]) -> Draw:
-    """The draw that follows once `tokens` stand behind it; a grammar would set the ids that it forbids there."""
+    """The draw that follows once `tokens` stand behind it."""
     if not tokens:
         return draw
     history = (*draw.history, *tokens) if draw.sampling.needs_history else ()

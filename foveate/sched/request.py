@@ -32,6 +32,7 @@ class Account:
     prefill_s: float = 0.0
     preemptions: int = 0
     decode_steps: int = 0
+    draft_steps: int = 0
     drafted: int = 0
     accepted: list[int] = field(default_factory=list)  # steps that took the guess at each depth
     first_output_s: float | None = None
@@ -63,6 +64,7 @@ class Account:
     def note_decode(self, drafted: int, accepted_len: int) -> None:
         """A decoding step verified so many guessed tokens and accepted so many."""
         self.decode_steps += 1
+        self.draft_steps += drafted > 0
         self.drafted += drafted
         self.accepted += [0] * (accepted_len - len(self.accepted))
         for depth in range(accepted_len):
@@ -86,6 +88,7 @@ class Account:
             generation_s=0.0 if first_s is None or last_s is None else last_s - first_s,
             preemptions=self.preemptions,
             decode_steps=self.decode_steps,
+            draft_steps=self.draft_steps,
             drafted=self.drafted,
             accepted=tuple(self.accepted),
             images=tuple(
@@ -274,7 +277,9 @@ class Request:
         )
 
     def _history(self) -> tuple[int, ...]:
-        """Prompt and output without the placeholders of images."""
+        """Prompt and output without the placeholders of images; the output alone where nothing is penalised."""
+        if not self.sampling.penalises:
+            return tuple(self.output)
         text: list[int] = []
         start_at = 0
         for span in self.prompt.spans:

@@ -13,12 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import islice
 
-from foveate.core.errors import EncodeFailed, FoveateError, StepFailed
+from foveate.core.errors import EncodeFailed, FoveateError
 from foveate.core.plan import DraftWish, Slice, SliceResult, StepPlan, StepResult
 from foveate.core.values import Ending, Event, Failed, Finished, Output, Prompt, Sampling, Timings
 from foveate.sched.admission import Limits, WaitingLine, refuse_what_never_fits
 from foveate.sched.blocks import Pool
 from foveate.sched.images import Images, State
+from foveate.sched.outcomes import check, decodes, public
 from foveate.sched.request import Account, Request, depths
 from foveate.sched.speculate import Speculation
 
@@ -110,7 +111,7 @@ class Scheduler:
         return None if request is None else request.account.timings(request.prompt.spans)
 
     def stage(self, uid: int) -> tuple[str, int]:
-        """What a live request is at ('queued', 'encode', 'prefill', 'generate'), and the length of its output so far."""
+        """What a live request is at ('queued', 'encode', 'prefill', 'generate'), and the length of its output."""
         request = self._live[uid]
         if request.lease is None:
             stage = "queued"
@@ -165,9 +166,13 @@ class Scheduler:
             worth_len = self._speculation.worth_len(confidence) if self._speculation and confidence else len(tokens)
             self._live[uid].propose(tokens[:worth_len], parents)
 
+    def stop_guessing(self) -> None:
+        """Wish for nothing any more; what was proposed is still verified."""
+        self._speculation = None
+
     def note_cost(self, plan: StepPlan, seconds: float) -> None:
         """What a step has cost, guessing included; only steps that do nothing but decode teach anything."""
-        if self._speculation is not None and all(_decodes(piece) for piece in plan.slices):
+        if self._speculation is not None and all(decodes(piece) for piece in plan.slices):
             drafted = sum(piece.draft_len for piece in plan.slices)
             self._speculation.cost.note(len(plan.slices), drafted, seconds)
 
@@ -193,13 +198,13 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[Event]:
         """Take over what a step gave: Output, and Finished or Failed where a request ended."""
-        _check(plan, result)
+        check(plan, result)
         events: list[Event] = []
         for request, piece, outcome in zip(self._close(plan), plan.slices, result.slices, strict=True):
             if self._live.get(request.uid) is not request:
                 request.memory.release()
             elif outcome.error is not None:
-                events.append(self._fail(request, _public(outcome.error)))
+                events.append(self._fail(request, public(outcome.error)))
             else:
                 events += self._advance(request, piece, outcome, now)
         self._note_stalls(now)
@@ -210,7 +215,7 @@ class Scheduler:
         events: list[Event] = []
         for request in self._close(plan):
             if self._live.get(request.uid) is request:
-                events.append(self._fail(request, _public(error)))
+                events.append(self._fail(request, public(error)))
             else:
                 request.memory.release()
         self._note_stalls(now)
@@ -373,24 +378,3 @@ class Scheduler:
     def _note_stalls(self, now: float) -> None:
         for request in self._running:
             request.account.note_stalled(now, request.uid not in self._in_step and not self._want(request))
-
-
-def _decodes(piece: Slice) -> bool:
-    return piece.draw is not None and piece.draw.index > 0 and len(piece.tokens) == piece.draft_len + 1
-
-
-def _check(plan: StepPlan, result: StepResult) -> None:
-    """Assert that the result answers the plan, before anything is changed by it."""
-    assert result.number == plan.number, "the result of another plan"
-    assert [piece.uid for piece in plan.slices] == [outcome.uid for outcome in result.slices], "not one to one"
-    for piece, outcome in zip(plan.slices, result.slices, strict=True):
-        token_len = len(outcome.tokens)
-        if outcome.error is None and piece.draw is None:
-            assert token_len == 0, "a chunk that ends before the known tokens gives no token"
-        elif outcome.error is None:
-            assert 1 <= token_len <= piece.draft_len + 1, "not accepted drafts and one token more"
-
-
-def _public(error: Exception) -> FoveateError:
-    """An error fit for a client; the engine logs the original."""
-    return error if isinstance(error, FoveateError) else StepFailed("the model step failed")

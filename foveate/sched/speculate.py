@@ -123,10 +123,11 @@ class Speculation:
     def _best(self, chances: Sequence[tuple[float, int]], decoding: int) -> dict[int, int]:
         """How many tokens each uid gets where tokens a second are most."""
         tokens, taken = float(decoding), 0
+        branches = max(1.0, self.limits.tree / self.limits.draft_len)
         best = tokens / self.cost.expect(decoding, 0)
         for count, (chance, _) in enumerate(chances, 1):
             tokens += chance
-            speed = tokens / self.cost.expect(decoding, count)
+            speed = tokens / self.cost.expect(decoding, round(count * branches))
             if speed > best:
                 best, taken = speed, count
         self._worth = min(1.0, best * self.cost.per_token)

@@ -15,6 +15,8 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from foveate.server.errors import shaped
+
 OPEN_PATHS = frozenset(("/health",))
 _REFUSAL = {
     "error": {
@@ -41,7 +43,8 @@ class Access:
             await send({"type": "websocket.close", "code": 1008})
         else:
             self._count("invalid_api_key")
-            refusal = JSONResponse(_REFUSAL, status_code=401, headers={"WWW-Authenticate": "Bearer"})
+            body = shaped(scope["path"], 401, _REFUSAL)
+            refusal = JSONResponse(body, status_code=401, headers={"WWW-Authenticate": "Bearer"})
             await refusal(scope, receive, send)
 
     def _known(self, headers: Headers) -> bool:

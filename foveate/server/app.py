@@ -1,38 +1,40 @@
 """The HTTP application: which routes there are and what stands before them.
 
 Owns the route table and the order of what every request passes: CORS, keys, the net for faults, routing, and for bodies
-the reader with its limits. Promises that every answer that is not a success has an error body in OpenAI's shape, and
-that no route waits for the engine but the one that asks for an answer. Another API is another file like `openai.py`
-and another function like `_add_chat` here.
+the reader with its limits. Promises that every answer that is not a success has an error body in its API's shape, and
+that no route waits for the engine but those that ask for an answer. Another API is another file like `openai.py` and
+another function like `add_chat` of `routes_openai.py`.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from pydantic import BaseModel
 
 from foveate import __version__
-from foveate.core.chat import ChatRequest
 from foveate.core.config import Settings, api_keys, words
-from foveate.core.errors import Busy, ConfigError, ModelNotFound
+from foveate.core.errors import ConfigError
 from foveate.server.access import Access
+from foveate.server.anthropic_request import CountTokensRequest, MessagesRequest
 from foveate.server.body import BodyReader
-from foveate.server.contract import Answer, Limits, Service, limits_from
-from foveate.server.errors import install
+from foveate.server.completions_request import CompletionRequest
+from foveate.server.contract import Limits, Service, limits_from
+from foveate.server.errors import install, speaks_anthropic
 from foveate.server.metrics import Metrics
-from foveate.server.openai import Completion, CompletionStream, WholeCompletion, translate
-from foveate.server.openai_request import ChatCompletionRequest, parse_request
+from foveate.server.openai_request import ChatCompletionRequest
 from foveate.server.page import add_page
-from foveate.server.reply import Channel, InFlight, Reply, whole
-from foveate.server.sse import stream
+from foveate.server.responses_request import ResponsesRequest
+from foveate.server.routes import SCHEMAS, AppState
+from foveate.server.routes_anthropic import add_messages
+from foveate.server.routes_openai import add_chat, add_completions, add_models, add_responses
+from foveate.server.routes_state import add_state, add_tokens
+from foveate.server.tokens_request import DetokenizeRequest, TokenizeRequest
 
-SCHEMAS = "#/components/schemas/{model}"
 _ERROR = {
     "type": "object",
     "required": ["error"],
@@ -50,16 +52,29 @@ _ERROR = {
     },
 }
 
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+    },
+}
 
-@dataclass(frozen=True, slots=True)
-class AppState:
-    """What the routes of one app share."""
 
-    service: Service
-    limits: Limits
-    metrics: Metrics
-    bodies: BodyReader
-    in_flight: InFlight
+REQUESTS: tuple[type[BaseModel], ...] = (
+    ChatCompletionRequest,
+    CompletionRequest,
+    ResponsesRequest,
+    MessagesRequest,
+    CountTokensRequest,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
 
 
 def create_app(
@@ -74,7 +89,7 @@ def create_app(
         raise ConfigError("an API key is empty")
     limits = limits or limits_from(settings)
     metrics = Metrics(service.name, service.stats)
-    state = AppState(service, limits, metrics, BodyReader(limits), InFlight())
+    state = AppState(service, limits, metrics, BodyReader(limits))
     app = FastAPI(title="foveate", version=__version__, docs_url=None, redoc_url=None)
     app.state.in_flight, app.state.limits = state.in_flight, limits
     install(app, metrics.refused)
@@ -82,91 +97,14 @@ def create_app(
         app.add_middleware(Access, keys=keys, count=metrics.refused)
     if origins := words(settings.cors_origins):
         # Last added is outermost, so that errors carry the headers too. Open by default: no cookies are used.
-        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
-    _add_chat(app, state)
-    _add_models(app, service)
-    _add_state(app, state)
+        app.add_middleware(
+            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST", "DELETE"], allow_headers=["*"]
+        )
+    for add in (add_chat, add_completions, add_responses, add_messages, add_models, add_tokens, add_state):
+        add(app, state)
     add_page(app, service.name)
     _describe(app)
     return app
-
-
-def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    content = {"application/json": {"schema": {"$ref": SCHEMAS.format(model="Error")}}}
-    return {status: {"description": "Error", "content": content} for status in statuses}
-
-
-def _add_chat(app: FastAPI, state: AppState) -> None:
-    body = {"content": {"application/json": {"schema": {"$ref": SCHEMAS.format(model="ChatCompletionRequest")}}}}
-
-    def build(document: Any) -> tuple[ChatCompletionRequest, ChatRequest]:
-        ask = parse_request(document)
-        return ask, translate(ask, state.service)
-
-    @app.post(
-        "/v1/chat/completions",
-        response_class=JSONResponse,
-        responses={200: {"content": {"text/event-stream": {}}}, **_errors(400, 401, 404, 413, 500, 503)},
-        openapi_extra={"requestBody": {"required": True, **body}},
-    )
-    async def chat_completions(request: Request) -> Response:
-        """Answer a conversation, with pictures, as one document or as a stream of events."""
-        if state.service.draining:
-            raise Busy("the server is shutting down")
-        ask, wanted = await state.bodies.load(request, build)
-        # Neither `ask` nor `wanted` itself: an answer that is queued or under way must not keep its data URLs.
-        wishes, streamed = wanted.wishes, bool(ask.stream)
-        include_usage = bool(ask.stream_options and ask.stream_options.include_usage)
-
-        async def deliver(answer: Answer, channel: Channel) -> None:
-            completion = Completion(answer, state.service.name, wishes)
-            if streamed:
-                await stream(answer, channel, CompletionStream(completion, include_usage))
-            else:
-                await whole(answer, channel, WholeCompletion(completion))
-
-        return Reply(state.service, wanted, deliver, state.in_flight, state.limits)
-
-
-def _add_models(app: FastAPI, service: Service) -> None:
-    def card() -> dict[str, Any]:
-        inputs = ["text", "image"] if service.has_vision else ["text"]
-        return {
-            "id": service.name,
-            "object": "model",
-            "created": service.created,
-            "owned_by": "foveate",
-            "max_model_len": service.max_ctx,
-            "architecture": {"input_modalities": inputs, "output_modalities": ["text"]},
-        }
-
-    @app.get("/v1/models", responses=_errors(401))
-    async def models() -> JSONResponse:
-        """The one model that is served."""
-        return JSONResponse({"object": "list", "data": [card()]})
-
-    @app.get("/v1/models/{model_id:path}", responses=_errors(401, 404))
-    async def model(model_id: str) -> JSONResponse:
-        """The served model, by its name."""
-        if model_id != service.name:
-            raise ModelNotFound(f"the model does not exist; this server serves {service.name}", "model")
-        return JSONResponse(card())
-
-
-def _add_state(app: FastAPI, state: AppState) -> None:
-    @app.get("/health", responses={503: {"description": "Not able to serve requests."}})
-    async def health() -> JSONResponse:
-        """200 when requests can be served, 503 when not, with the reason in `status`."""
-        found = state.service.health()
-        if state.service.draining:
-            found = found | {"status": "draining"}
-        return JSONResponse(found, status_code=200 if found["status"] == "ok" else 503)
-
-    @app.get("/metrics", response_class=Response, responses=_errors(401))
-    async def metrics() -> Response:
-        """Numbers for Prometheus."""
-        content, kind = state.metrics.render()
-        return Response(content, headers={"content-type": kind})
 
 
 def _describe(app: FastAPI) -> None:
@@ -177,9 +115,30 @@ def _describe(app: FastAPI) -> None:
         if app.openapi_schema is not None:
             return app.openapi_schema
         document = plain()
-        schema = ChatCompletionRequest.model_json_schema(ref_template=SCHEMAS)
         schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        schemas |= schema.pop("$defs", {}) | {"ChatCompletionRequest": schema, "Error": _ERROR}
+        for request in REQUESTS:
+            schema = request.model_json_schema(ref_template=SCHEMAS)
+            # Models of one name in two APIs are kept apart by their API's request.
+            schemas |= _apart(schema, request.__name__)
+        schemas |= {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR}
+        names = {SCHEMAS.format(model="Error"): SCHEMAS.format(model="AnthropicError")}
+        for path in filter(speaks_anthropic, document["paths"]):
+            document["paths"][path] = _renamed(document["paths"][path], names)
         return document
 
     app.openapi = described  # type: ignore[method-assign]
+
+
+def _apart(schema: dict[str, Any], owner: str) -> dict[str, Any]:
+    """A request's schema and its parts by name, the parts' names made the owner's own."""
+    parts = schema.pop("$defs", {})
+    named = json.loads(json.dumps({owner: schema} | {f"{owner}.{name}": part for name, part in parts.items()}))
+    return _renamed(named, {SCHEMAS.format(model=name): SCHEMAS.format(model=f"{owner}.{name}") for name in parts})
+
+
+def _renamed(value: Any, names: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: names.get(inner, inner) if key == "$ref" else _renamed(inner, names) for key, inner in value.items()
+        }
+    return [_renamed(inner, names) for inner in value] if isinstance(value, list) else value

@@ -7,18 +7,20 @@ Owns the two protocols that any service behind the HTTP surface fulfils (the rea
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from foveate.core.chat import AnswerPart, ChatRequest
 from foveate.core.config import MIB, Settings
-from foveate.core.observe import Snapshot
+from foveate.core.observe import Live, Snapshot
+from foveate.core.values import Prompt
 
 
 class Answer(Protocol):
     """An answer under way: the request has a slot and its pictures are decoded."""
 
+    id: str
     prompt_tokens: int
     image_tokens: int
     images: int
@@ -49,12 +51,28 @@ class Service(Protocol):
         """
         ...
 
+    async def prompt(self, request: ChatRequest) -> Prompt:
+        """The prompt that a request would have; raises InvalidRequest and its kind. Nothing runs."""
+        ...
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of token ids. Raises InvalidRequest for an id that the model does not have."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """What is served and how: JSON-ready; never waits for the engine."""
+        ...
+
     def health(self) -> dict[str, Any]:
         """`status` ('ok' when requests can be served) and a few numbers; never waits for the engine."""
         ...
 
     def stats(self) -> Snapshot:
         """Gauges and counts for the metrics; never waits for the engine."""
+        ...
+
+    async def live(self) -> Live:
+        """What is going on at this moment; waits for the engine a fraction of a second at most."""
         ...
 
 

@@ -1,8 +1,8 @@
 """How an error becomes an HTTP answer, and the net under everything that nobody expected.
 
-Owns the status of each class of `core.errors` and OpenAI's error shape. Promises that every error body is JSON, under
-4 KB and free of what the client sent, and that an unexpected exception costs one request: it is logged with its
-traceback and answered with a plain 500. Other APIs bring their own shape and use `status_of`.
+Owns the status of each class of `core.errors` and the error shapes of OpenAI and Anthropic. Promises that every error
+body is JSON, under 4 KB and free of what the client sent, and that an unexpected exception costs one request: it is
+logged with its traceback and answered with a plain 500.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from foveate.core.errors import Busy, FoveateError, InvalidRequest, ModelNotFound, RequestFailed, TooLarge
+from foveate.core.errors import (
+    Busy,
+    FoveateError,
+    InvalidRequest,
+    ModelNotFound,
+    RequestFailed,
+    ResponseNotFound,
+    TooLarge,
+)
 
 log = logging.getLogger(__name__)
 
@@ -27,11 +35,20 @@ LINGER_S = 5.0
 _STATUS: tuple[tuple[type[FoveateError], int], ...] = (
     (TooLarge, 413),
     (ModelNotFound, 404),
+    (ResponseNotFound, 404),
     (InvalidRequest, 400),
     (Busy, 503),
     (FoveateError, 500),
 )
 _TYPES = {500: "server_error", 503: "service_unavailable_error"}
+MESSAGES = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    500: "api_error",
+    503: "overloaded_error",
+}
 _ROUTE_CODES = {
     404: ("not_found", "no such route"),
     405: ("method_not_allowed", "this route does not take that method"),
@@ -67,15 +84,38 @@ def openai_error(error: FoveateError) -> dict[str, Any]:
     }
 
 
+def anthropic_error(error: FoveateError) -> dict[str, Any]:
+    """The error in Anthropic's shape: {"type": "error", "error": {type, message}}."""
+    return _anthropic_shape(status_of(error), _clip(error.message, 1000))
+
+
+def _anthropic_shape(status: int, message: str) -> dict[str, Any]:
+    return {
+        "type": "error",
+        "error": {"type": _ANTHROPIC_TYPES.get(status, "invalid_request_error"), "message": message},
+    }
+
+
+def speaks_anthropic(path: str) -> bool:
+    """Whether clients of this path expect Anthropic's shape of errors."""
+    return path == MESSAGES or path.startswith(MESSAGES + "/")
+
+
+def shaped(path: str, status: int, body: dict[str, Any]) -> dict[str, Any]:
+    """An error body in OpenAI's shape, as the clients of `path` expect it."""
+    return _anthropic_shape(status, body["error"]["message"]) if speaks_anthropic(path) else body
+
+
 def _clip(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def error_response(error: FoveateError) -> Response:
-    """A complete HTTP answer for an error; a refused body is answered before it has arrived."""
+def error_response(error: FoveateError, path: str = "") -> Response:
+    """A complete HTTP answer for an error of `path`; a refused body is answered before it has arrived."""
     headers = {"Retry-After": str(error.retry_after_s)} if isinstance(error, Busy) else None
     kind = _Lingering if isinstance(error, TooLarge) else JSONResponse
-    return kind(openai_error(error), status_code=status_of(error), headers=headers)
+    status = status_of(error)
+    return kind(shaped(path, status, openai_error(error)), status_code=status, headers=headers)
 
 
 class _Lingering(JSONResponse):
@@ -117,24 +157,25 @@ class Faults:
             if scope["type"] != "http" or begun:
                 raise
             log.exception("unexpected error while answering %s", scope["path"])
-            await error_response(internal_error())(scope, receive, send)
+            await error_response(internal_error(), scope["path"])(scope, receive, send)
 
 
 def install(app: FastAPI, count: Callable[[str], None]) -> None:
-    """Answer every error of this app in OpenAI's shape; `count` is told each one's code."""
+    """Answer every error of this app in its API's shape; `count` is told each one's code."""
 
     async def known(request: Request, error: Exception) -> Response:
         assert isinstance(error, FoveateError)
         count(error.code)
         if status_of(error) == 500:
             log.error("request failed: %s (%s)", error.message, error.code)
-        return error_response(error)
+        return error_response(error, request.url.path)
 
     async def routing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         code, message = _ROUTE_CODES.get(error.status_code, ("invalid_request", "the request cannot be served"))
         count(code)
         body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
+        body = shaped(request.url.path, error.status_code, body)
         return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
     async def invalid(request: Request, error: Exception) -> Response:

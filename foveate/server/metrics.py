@@ -39,6 +39,10 @@ TOTALS = {
     "steps": ("foveate:steps", "Steps of the language model."),
     "waited_s": ("foveate:encode_waited_seconds", "Seconds that prefill stood still for want of image rows."),
     "hidden_s": ("foveate:encode_hidden_seconds", "Seconds of encoding that prefill did not wait for."),
+    "decode_steps": ("foveate:decode_steps", "Steps that gave an answer tokens after its first, once per answer."),
+    "draft_steps": ("vllm:spec_decode_num_drafts", "Of these, steps that verified guessed tokens."),
+    "drafted": ("vllm:spec_decode_num_draft_tokens", "Guessed tokens that were verified."),
+    "accepted": ("vllm:spec_decode_num_accepted_tokens", "Guessed tokens that were right."),
 }
 SPREAD_NAMES = {
     "queue_s": ("vllm:request_queue_time_seconds", "Seconds from arrival to a slot."),
@@ -95,6 +99,10 @@ class _Reader(Collector):
             yield family
         yield self._by_word("vllm:request_success", "Answers that ended.", "finished_reason", snapshot.finished)
         yield self._by_word("foveate:request_failures", "Answers that failed.", "reason", snapshot.failed)
+        by_depth = {str(depth): count for depth, count in enumerate(snapshot.accepted_at)}
+        yield self._by_word(
+            "vllm:spec_decode_num_accepted_tokens_per_pos", "Guesses that were right, by depth.", "position", by_depth
+        )
         for key, spread in snapshot.spreads.items():
             yield self._histogram(*SPREAD_NAMES[key], spread)
 

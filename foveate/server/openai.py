@@ -7,86 +7,145 @@ bytes reach the client (`reply.py`, `sse.py`) and what an image is beyond its UR
 
 from __future__ import annotations
 
-import json
 import time
-import uuid
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from foveate import __version__
-from foveate.core.chat import ChatRequest, ChoiceEnd, ImageSource, TextDelta, TokenText, Wishes
-from foveate.core.errors import FoveateError, InvalidRequest, ModelNotFound, Unsupported
-from foveate.core.values import MAX_IMAGES, ImageTiming, Timings
+from foveate.core.chat import (
+    CallDelta,
+    ChatRequest,
+    ChoiceEnd,
+    Delta,
+    Form,
+    TextDelta,
+    ThoughtDelta,
+    TokenText,
+    Tools,
+    Wishes,
+)
+from foveate.core.errors import FoveateError, InvalidRequest
+from foveate.server.asked import Pictures, call_of, check_model, schema_form, template_values, tools_of
 from foveate.server.contract import Answer, Service
 from foveate.server.errors import openai_error
-from foveate.server.openai_request import AssistantMessage, ChatCompletionRequest, ImagePart, Message, ToolCall
+from foveate.server.gathered import Gathered, Gathering, call_id
+from foveate.server.openai_request import (
+    AssistantMessage,
+    ChatCompletionRequest,
+    ImagePart,
+    InputImagePart,
+    Message,
+    StructuredOutputs,
+)
 from foveate.server.sse import frame
+from foveate.server.timings import timings_object
 
 DONE = b"data: [DONE]\n\n"
-# What the renderer itself hands to a template; a request may not stand in for it.
-RESERVED_VARIABLES = frozenset(
-    ("messages", "tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message", "bos_token")
-).union(("eos_token", "pad_token", "unk_token", "raise_exception", "strftime_now"))
 
 
 def translate(ask: ChatCompletionRequest, service: Service) -> ChatRequest:
     """The service's request for a valid wire request. Raises ModelNotFound and InvalidRequest."""
-    if ask.model is not None and ask.model != service.name:
-        raise ModelNotFound(f"the model does not exist; this server serves {service.name}", "model")
-    images: list[ImageSource] = []
-    messages = tuple(_message(message, f"messages[{i}]", images) for i, message in enumerate(ask.messages))
-    if len(images) > MAX_IMAGES:
-        raise InvalidRequest(f"a request may have up to {MAX_IMAGES} images, this one has {len(images)}", "messages")
-    if images and not service.has_vision:
-        raise Unsupported("the model served here has no vision encoder and takes no images", images[0].param)
-    template = ask.chat_template_kwargs or {}
-    for name in RESERVED_VARIABLES.intersection(template):
-        raise InvalidRequest(f"chat_template_kwargs may not set {name}", f"chat_template_kwargs.{name}")
-    _check_stream_options(ask)
-    return ChatRequest(messages, tuple(images), _wishes(ask), dict(template))
-
-
-def _check_stream_options(ask: ChatCompletionRequest) -> None:
+    check_model(ask.model, service)
+    pictures = Pictures()
+    messages = tuple(_message(message, f"messages[{i}]", pictures) for i, message in enumerate(ask.messages))
+    images = pictures.checked(service, "messages")
+    template = template_values(ask.chat_template_kwargs)
     if ask.stream_options is not None and not ask.stream:
         raise InvalidRequest("stream_options needs stream: true", "stream_options")
+    return ChatRequest(
+        messages,
+        images,
+        _wishes(ask),
+        template,
+        tools=_tools(ask),
+        form=_form(ask),
+        open_end=_open_end(ask),
+        generation_prompt=ask.add_generation_prompt is not False,
+        effort=ask.reasoning_effort,
+    )
 
 
-def _message(message: Message, path: str, images: list[ImageSource]) -> dict[str, Any]:
-    """The message as templates read it; its pictures are appended to `images` and leave their index in place."""
+def _open_end(ask: ChatCompletionRequest) -> bool:
+    if not ask.continue_final_message:
+        return False
+    if ask.add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message and add_generation_prompt exclude each other", "add_generation_prompt"
+        )
+    if ask.messages[-1].role != "assistant":
+        raise InvalidRequest("continue_final_message needs a last message of the assistant", "continue_final_message")
+    return True
+
+
+def _message(message: Message, path: str, pictures: Pictures) -> dict[str, Any]:
+    """The message as templates read it; its pictures leave their index in place."""
     # Templates of open models know no developer role; it is the later name of the same thing.
     role = "system" if message.role == "developer" else message.role
-    out: dict[str, Any] = {"role": role, "content": _content(message.content, path, images)}
+    out: dict[str, Any] = {"role": role, "content": _content(message.content, path, pictures)}
     extra = message.model_dump(exclude_none=True, include={"name", "tool_call_id", "reasoning_content"})
     if isinstance(message, AssistantMessage):
         if message.content is None and not message.tool_calls:
             raise InvalidRequest(f"{path}.content: an assistant message needs content or tool_calls", f"{path}.content")
-        calls = [_call(call, f"{path}.tool_calls[{i}]") for i, call in enumerate(message.tool_calls or ())]
+        calls = [
+            call_of(call.id, call.function.name, call.function.arguments, f"{path}.tool_calls[{i}]")
+            for i, call in enumerate(message.tool_calls or ())
+        ]
         extra |= {"tool_calls": calls} if calls else {}
     return out | extra
 
 
-def _content(content: Any, path: str, images: list[ImageSource]) -> str | list[dict[str, Any]]:
+def _content(content: Any, path: str, pictures: Pictures) -> str | list[dict[str, Any]]:
     if content is None or isinstance(content, str):
         return content or ""
     parts: list[dict[str, Any]] = []
     for i, part in enumerate(content):
         if isinstance(part, ImagePart):
-            parts.append({"type": "image", "image": len(images)})
-            images.append(ImageSource(part.image_url.url, f"{path}.content[{i}].image_url.url"))
+            parts.append(pictures.part(part.image_url.url, f"{path}.content[{i}].image_url.url"))
+        elif isinstance(part, InputImagePart):
+            parts.append(pictures.part(part.image_url, f"{path}.content[{i}].image_url"))
         else:
             parts.append({"type": "text", "text": part.text})
     return parts
 
 
-def _call(call: ToolCall, path: str) -> dict[str, Any]:
-    """A tool call of an earlier turn; templates read its arguments as an object."""
-    try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError):
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise InvalidRequest(f"{path}.function.arguments: must be a JSON object in a string", path)
-    return {"id": call.id, "type": "function", "function": {"name": call.function.name, "arguments": arguments}}
+def _tools(ask: ChatCompletionRequest) -> Tools | None:
+    functions = [tool.function.model_dump(exclude_none=True) for tool in ask.tools or ()]
+    choice = ask.tool_choice
+    if choice is None or isinstance(choice, str):
+        return tools_of(functions, choice or "auto", None, ask.parallel_tool_calls is not False)
+    return tools_of(functions, "required", choice.function.name, ask.parallel_tool_calls is not False)
+
+
+def _form(ask: ChatCompletionRequest) -> Form | None:
+    wanted, extra = ask.response_format, ask.structured_outputs
+    form = None if extra is None else extra_form(extra)
+    if wanted is None or wanted.type == "text":
+        return form
+    if form is not None:
+        raise InvalidRequest("response_format and structured_outputs exclude each other", "structured_outputs")
+    if wanted.type == "json_object":
+        return Form("json")
+    schema = None if wanted.json_schema is None else wanted.json_schema.schema_
+    return schema_form(schema, "response_format.json_schema.schema")
+
+
+def extra_form(extra: StructuredOutputs) -> Form | None:
+    """The one form that is asked for, if any. Raises InvalidRequest for several."""
+    forms = [
+        Form(kind, value)
+        for kind, value in (
+            ("schema", extra.json_),
+            ("json", extra.json_object or None),
+            ("regex", extra.regex),
+            ("choice", extra.choice),
+            ("grammar", extra.grammar),
+        )
+        if value is not None
+    ]
+    if len(forms) > 1:
+        raise InvalidRequest("structured_outputs takes one form only", "structured_outputs")
+    return forms[0] if forms else None
 
 
 def _wishes(ask: ChatCompletionRequest) -> Wishes:
@@ -104,7 +163,7 @@ def _wishes(ask: ChatCompletionRequest) -> Wishes:
         frequency_penalty=ask.frequency_penalty or 0.0,
         presence_penalty=ask.presence_penalty or 0.0,
         repetition_penalty=1.0 if ask.repetition_penalty is None else ask.repetition_penalty,
-        logit_bias=_logit_bias(ask.logit_bias or {}),
+        logit_bias=logit_bias(ask.logit_bias or {}),
         seed=ask.seed,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
@@ -124,7 +183,8 @@ def _max_tokens(ask: ChatCompletionRequest) -> int | None:
     return given.pop() if given else None
 
 
-def _logit_bias(bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
+def logit_bias(bias: dict[str, float]) -> tuple[tuple[int, float], ...]:
+    """OpenAI's `logit_bias`, whose keys are token ids in words. Raises InvalidRequest."""
     if not all(token.isascii() and token.isdigit() and len(token) < 10 for token in bias):
         raise InvalidRequest("logit_bias: keys are token ids", "logit_bias")
     return tuple(sorted((int(token), value) for token, value in bias.items()))
@@ -137,42 +197,41 @@ class Completion:
     answer: Answer
     model: str
     wishes: Wishes
-    id: str = field(default_factory=lambda: f"chatcmpl-{uuid.uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
-    ends: dict[int, ChoiceEnd] = field(default_factory=dict)
+    all: Gathering = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.all = Gathering(self.answer, self.wishes.n)
 
     def head(self, kind: str) -> dict[str, Any]:
         return {
-            "id": self.id,
+            "id": f"chatcmpl-{self.answer.id}",
             "object": kind,
             "created": self.created,
             "model": self.model,
             "system_fingerprint": f"foveate-{__version__}",
         }
 
-    def end(self, part: ChoiceEnd) -> None:
-        assert part.choice not in self.ends, "a choice ended twice"
-        self.ends[part.choice] = part
-
-    def usage(self) -> dict[str, Any]:
-        """OpenAI's usage; image tokens are part of the prompt's. Asserts that every choice has ended."""
-        assert len(self.ends) == self.wishes.n, "the answer stopped before all of its choices ended"
-        prompt, completion = self.answer.prompt_tokens, sum(end.tokens for end in self.ends.values())
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {
-                "cached_tokens": 0,
-                "image_tokens": self.answer.image_tokens,
-                "images": self.answer.images,
-            },
-            "completion_tokens_details": {"reasoning_tokens": 0},
-        }
-
     def timings(self) -> dict[str, Any]:
         """The first choice's timings: it is the one that brought the pictures in."""
-        return timings_object(self.ends[0].timings, self.ends[0].tokens)
+        first = self.all.choices[0].ended
+        return timings_object(first.timings, first.tokens)
+
+
+def usage_object(gathering: Gathering) -> dict[str, Any]:
+    """OpenAI's usage; image tokens are part of the prompt's. Asserts that every choice has ended."""
+    prompt, completion = gathering.answer.prompt_tokens, gathering.output_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {
+            "cached_tokens": 0,
+            "image_tokens": gathering.answer.image_tokens,
+            "images": gathering.answer.images,
+        },
+        "completion_tokens_details": {"reasoning_tokens": gathering.reasoning_tokens},
+    }
 
 
 class WholeCompletion:
@@ -180,30 +239,34 @@ class WholeCompletion:
 
     def __init__(self, completion: Completion) -> None:
         self._of = completion
-        self._texts: list[list[str]] = [[] for _ in range(completion.wishes.n)]
-        self._logprobs: list[list[TokenText]] = [[] for _ in range(completion.wishes.n)]
-
-    def add(self, part: TextDelta | ChoiceEnd) -> None:
-        """Take in the next part of the answer."""
-        if isinstance(part, ChoiceEnd):
-            self._of.end(part)
-        else:
-            self._texts[part.choice].append(part.text)
-            self._logprobs[part.choice].extend(part.logprobs)
+        self.add = completion.all.add
 
     def document(self) -> dict[str, Any]:
         """The complete answer; call it once every part was added."""
-        usage = self._of.usage()
+        usage = usage_object(self._of.all)
         choices = [
             {
                 "index": i,
-                "message": {"role": "assistant", "content": "".join(self._texts[i]), "refusal": None},
-                "logprobs": None if self._of.wishes.logprobs is None else logprobs_object(self._logprobs[i]),
-                "finish_reason": self._of.ends[i].reason,
+                "message": _answer_message(choice),
+                "logprobs": None if self._of.wishes.logprobs is None else logprobs_object(choice.logprobs),
+                "finish_reason": choice.ended.reason,
             }
-            for i in range(self._of.wishes.n)
+            for i, choice in enumerate(self._of.all.choices)
         ]
         return self._of.head("chat.completion") | {"choices": choices, "usage": usage, "timings": self._of.timings()}
+
+
+def _answer_message(choice: Gathered) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.thought:
+        message["reasoning_content"] = choice.thought
+    if choice.calls:
+        message["content"] = choice.text or None
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in choice.calls
+        ]
+    return message
 
 
 class CompletionStream:
@@ -217,20 +280,28 @@ class CompletionStream:
         """One chunk per choice that names the role."""
         return [self._chunk(i, {"role": "assistant", "content": ""}) for i in range(self._of.wishes.n)]
 
-    def part(self, part: TextDelta | ChoiceEnd) -> list[bytes]:
+    def part(self, part: Delta | ChoiceEnd) -> list[bytes]:
         """The frames for one part; none for a delta that says nothing."""
+        self._of.all.add(part)
         if isinstance(part, ChoiceEnd):
-            self._of.end(part)
             timings = timings_object(part.timings, part.tokens)
             return [self._chunk(part.choice, {}, reason=part.reason, timings=timings)]
-        if not part.text and not part.logprobs:
+        delta = self._delta(part)
+        if delta is None and not part.logprobs:
             return []
         logprobs = logprobs_object(part.logprobs) if part.logprobs else None
-        return [self._chunk(part.choice, {"content": part.text}, logprobs=logprobs)]
+        return [self._chunk(part.choice, delta or {"content": ""}, logprobs=logprobs)]
+
+    def _delta(self, part: Delta) -> dict[str, Any] | None:
+        if isinstance(part, TextDelta):
+            return {"content": part.text} if part.text else None
+        if isinstance(part, ThoughtDelta):
+            return {"reasoning_content": part.text} if part.text else None
+        return {"tool_calls": [_call_delta(self._of.answer, part)]}
 
     def closing(self) -> list[bytes]:
         """Usage, if it was asked for, and the end mark."""
-        usage = self._of.usage()
+        usage = usage_object(self._of.all)
         if not self._include_usage:
             return [DONE]
         last = {"choices": [], "usage": usage, "timings": self._of.timings()}
@@ -240,14 +311,22 @@ class CompletionStream:
         """The error as the stream's last event."""
         return [frame(openai_error(error))]
 
-    def _chunk(self, index: int, delta: dict[str, str], reason: str | None = None, **extra: Any) -> bytes:
+    def _chunk(self, index: int, delta: dict[str, Any], reason: str | None = None, **extra: Any) -> bytes:
         logprobs = extra.pop("logprobs", None)
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}
         usage = {"usage": None} if self._include_usage else {}
         return frame(self._of.head("chat.completion.chunk") | {"choices": [choice]} | usage | extra)
 
 
-def logprobs_object(tokens: list[TokenText] | tuple[TokenText, ...]) -> dict[str, Any]:
+def _call_delta(answer: Answer, part: CallDelta) -> dict[str, Any]:
+    """A piece of a call; its first one has id and name."""
+    if part.name is None:
+        return {"index": part.call, "function": {"arguments": part.arguments}}
+    function = {"name": part.name, "arguments": part.arguments}
+    return {"index": part.call, "id": call_id(answer, part), "type": "function", "function": function}
+
+
+def logprobs_object(tokens: Sequence[TokenText]) -> dict[str, Any]:
     """OpenAI's `logprobs` of a choice."""
     return {
         "content": [
@@ -261,21 +340,3 @@ def logprobs_object(tokens: list[TokenText] | tuple[TokenText, ...]) -> dict[str
 def _token(text: str, raw: bytes, logprob: float) -> dict[str, Any]:
     # -9999 is OpenAI's own word for "next to impossible"; JSON has no infinity.
     return {"token": text, "logprob": max(logprob, -9999.0), "bytes": list(raw)}
-
-
-def timings_object(timings: Timings, tokens: int) -> dict[str, Any]:
-    """foveate's `timings`: seconds by stage, what the overlap hid, and each image's way through the stages."""
-    rate = (tokens - 1) / timings.generation_s if tokens > 1 and timings.generation_s > 0 else None
-    out = {name: _rounded(value) for name, value in asdict(timings).items() if name != "images"}
-    return out | {
-        "tokens_per_second": None if rate is None else round(rate, 3),
-        "images": [_image_timing(image) for image in timings.images],
-    }
-
-
-def _image_timing(image: ImageTiming) -> dict[str, Any]:
-    return {name: _rounded(value) for name, value in asdict(image).items() if name != "key"}
-
-
-def _rounded(value: float | None) -> float | None:
-    return round(value, 6) if isinstance(value, float) else value

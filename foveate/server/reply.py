@@ -11,16 +11,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Any, Protocol, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from foveate.core.chat import ChatRequest, ChoiceEnd, Progress, TextDelta
+from foveate.core.chat import ChoiceEnd, Delta, Progress
 from foveate.core.errors import Busy
-from foveate.server.contract import Answer, Limits, Service
+from foveate.server.contract import Answer, Limits
 from foveate.server.errors import ClientGone
 
 log = logging.getLogger(__name__)
@@ -118,41 +118,37 @@ async def cancelled(task: asyncio.Future[Any]) -> None:
 
 
 class Reply(Response):
-    """An HTTP response that asks the service itself, so that one place sees an answer from admission to its end."""
+    """An HTTP response that asks the service itself, so that one place sees an answer from admission to its end.
+
+    begin: starts the answer, once; with it go the request's data URLs, which nobody may keep while it waits.
+    """
 
     def __init__(
         self,
-        service: Service,
-        request: ChatRequest,
+        begin: Callable[[], Coroutine[Any, Any, Answer]],
         deliver: Callable[[Answer, Channel], Awaitable[None]],
         in_flight: InFlight,
         limits: Limits,
     ) -> None:
         super().__init__()
-        self._service = service
-        self._request: ChatRequest | None = request
+        self._begin: Callable[[], Coroutine[Any, Any, Answer]] | None = begin
         self._deliver = deliver
         self._in_flight = in_flight
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._in_flight.entered() as ending:
-            watch = asyncio.create_task(_watch(receive, ending))
             channel = Channel(send, ending, self._limits)
-            try:
-                async with aclosing(await self._admitted(channel)) as answer:
-                    await self._deliver(answer, channel)
-            finally:
-                await cancelled(watch)
+            async with watched(receive, ending), aclosing(await self._admitted(channel)) as answer:
+                await self._deliver(answer, channel)
 
-    def _taken(self) -> ChatRequest:
-        """The request, once: the service lets go of its data URLs, so it may not be kept here either."""
-        request, self._request = self._request, None
-        assert request is not None, "a reply is sent once"
-        return request
+    def _asked(self) -> Coroutine[Any, Any, Answer]:
+        begin, self._begin = self._begin, None
+        assert begin is not None, "a reply is sent once"
+        return begin()
 
     async def _admitted(self, channel: Channel) -> Answer:
-        task = asyncio.ensure_future(self._service.chat(self._taken()))
+        task = asyncio.ensure_future(self._asked())
         try:
             await channel.settled(task)
         except BaseException:
@@ -162,6 +158,16 @@ class Reply(Response):
                 await task.result().aclose()
             raise
         return task.result()
+
+
+@asynccontextmanager
+async def watched(receive: Receive, ending: Ending) -> AsyncIterator[None]:
+    """Inside, `ending` is set to ClientGone as soon as the client closes its connection."""
+    watch = asyncio.create_task(_watch(receive, ending))
+    try:
+        yield
+    finally:
+        await cancelled(watch)
 
 
 async def _watch(receive: Receive, ending: Ending) -> None:
@@ -174,7 +180,7 @@ async def _watch(receive: Receive, ending: Ending) -> None:
 class Collector(Protocol):
     """One API's words for a whole answer."""
 
-    def add(self, part: TextDelta | ChoiceEnd) -> None: ...
+    def add(self, part: Delta | ChoiceEnd) -> None: ...
 
     def document(self) -> dict[str, Any]: ...
 

@@ -13,7 +13,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol
 
-from foveate.core.chat import AnswerPart, ChoiceEnd, Progress, TextDelta
+from foveate.core.chat import AnswerPart, ChoiceEnd, Delta, Progress
 from foveate.core.errors import FoveateError
 from foveate.server.contract import Answer
 from foveate.server.errors import ClientGone, internal_error
@@ -33,7 +33,7 @@ class Wording(Protocol):
 
     def opening(self) -> list[bytes]: ...
 
-    def part(self, part: TextDelta | ChoiceEnd) -> list[bytes]: ...
+    def part(self, part: Delta | ChoiceEnd) -> list[bytes]: ...
 
     def closing(self) -> list[bytes]: ...
 

@@ -8,49 +8,56 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, replace
 
-from foveate.core.chat import AnswerPart, ChoiceEnd, Progress, TextDelta, TokenText
+from foveate.core.chat import AnswerPart, ChoiceEnd, Progress
 from foveate.core.errors import FoveateError
-from foveate.core.observe import Counters, Outcome
-from foveate.core.values import Event, Failed, Finished, ImageLanded, Logprob, Output, Started, Timings
+from foveate.core.observe import Counters, Outcome, RequestView
+from foveate.core.values import Event, Failed, Finished, ImageLanded, Output, Started, Timings
 from foveate.engine.client import EngineClient, Order, Ticket
 from foveate.prompt.text import TextStream
 from foveate.prompt.tokens import Tokens
+from foveate.service.choice import Choice
 from foveate.service.prepare import Prepared
 
 
-@dataclass(slots=True)
-class _Choice:
-    """One of the n answers to a request."""
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an answer comes from: its id, what preparing it took, the vocabulary; `hidden` ids never show."""
 
-    number: int
-    text: TextStream
-    tokens: int = 0
-    reason: str | None = None
-    held_logprobs: list[TokenText] = field(default_factory=list)
+    id: str
+    prepare_s: float
+    tokens: Tokens
+    hidden: frozenset[int]
 
 
 class Answer:
     """Iterate `parts()` once, or `aclose()`; `on_end(answer, timings)` hears of each finished choice."""
 
-    def __init__(self, prepared: Prepared, tokens: Tokens, hidden: frozenset[int], counters: Counters) -> None:
-        """`hidden` ids are counted and never shown."""
-        self._prepared, self._tokens, self._counters = prepared, tokens, counters
-        self._arrived_s = time.monotonic()
+    def __init__(self, prepared: Prepared, origin: Origin, counters: Counters) -> None:
+        self._prepared, self._counters = prepared, counters
+        self.id, self._prepare_s, self._arrived_s = origin.id, origin.prepare_s, time.monotonic()
         self.prompt_tokens = len(prepared.prompt.tokens)
         self.image_tokens = prepared.prompt.image_rows
         self.images = len(prepared.prompt.spans)
-        self._choices = [_Choice(i, TextStream(tokens, prepared.stops, hidden)) for i in range(prepared.choices)]
+        self._choices = [
+            Choice(number, origin.tokens, TextStream(origin.tokens, prepared.stops, origin.hidden), prepared.markup)
+            for number in range(prepared.choices)
+        ]
         self._tickets: list[Ticket] = []
-        self._events: asyncio.Queue[tuple[_Choice, Event]] = asyncio.Queue()
+        self._client: EngineClient | None = None
+        self._events: asyncio.Queue[tuple[Choice, Event]] = asyncio.Queue()
+        self._ended_s: float | None = None
+        self._failed = False
+        self._last = RequestView(self.id, "queued", self.prompt_tokens, 0, 0.0, self._prepare_s)
         self.on_close: list[Callable[[Answer], None]] = []
 
     async def begin(self, client: EngineClient) -> None:
         """Queue all choices and wait until the first is under way; raises why it will never be."""
+        self._client = client
         self._tickets = client.submit([(self._order(choice), self._deliver(choice)) for choice in self._choices])
-        waiting: list[tuple[_Choice, Event]] = []
+        waiting: list[tuple[Choice, Event]] = []
         while True:
             choice, event = await self._events.get()
             if isinstance(event, Failed):
@@ -61,14 +68,14 @@ class Answer:
         for item in waiting:
             self._events.put_nowait(item)
 
-    def _order(self, choice: _Choice) -> Order:
+    def _order(self, choice: Choice) -> Order:
         prepared = self._prepared
         sampling = replace(prepared.sampling, seed=prepared.sampling.seed + choice.number)
         # The pictures are shared by all choices, so they are held once.
         held_bytes = 0 if choice.number else prepared.held_bytes
         return Order(prepared.prompt, prepared.pictures, sampling, prepared.ending, held_bytes)
 
-    def _deliver(self, choice: _Choice) -> Callable[[Event], None]:
+    def _deliver(self, choice: Choice) -> Callable[[Event], None]:
         return lambda event: self._events.put_nowait((choice, event))
 
     async def parts(self) -> AsyncIterator[AnswerPart]:
@@ -89,64 +96,67 @@ class Answer:
             if not ticket.settled and choice.reason is None:
                 choice.reason = "abort"
                 self._count(choice, "abort", Timings())
-            ticket.abort()
-        for hear in self.on_close:
+        if self._client is not None:
+            self._client.abort(self._tickets)
+        heard, self.on_close = self.on_close, []
+        self._ended_s = self._ended_s or time.monotonic()
+        for hear in heard:
             hear(self)
-        self.on_close = []
 
-    def _translate(self, choice: _Choice, event: Event) -> list[AnswerPart]:
+    def view(self, seen: Mapping[int, RequestView], now: float) -> RequestView:
+        """How it stands, by the engine's look `seen` at each uid; all choices count, the first one's times show."""
+        choice = next((choice for choice in self._choices if choice.reason is None), self._choices[0])
+        uid = self._tickets[choice.number].uid if self._tickets else 0
+        found, own = seen.get(uid, self._last), self._choices[0]
+        self._last = replace(
+            found,
+            id=self.id,
+            state="failed" if self._failed else choice.reason or found.state,
+            output_tokens=sum(choice.tokens for choice in self._choices),
+            elapsed_s=(self._ended_s or now) - self._arrived_s,
+            prepare_s=self._prepare_s,
+            timings=self._with_fetches(found.timings if own.timings is None else own.timings),
+        )
+        return self._last
+
+    def _with_fetches(self, timings: Timings) -> Timings:
+        """The timings with when each picture was read, counted like all the rest from the arrival at the engine."""
+        if not self._prepared.fetched:
+            return timings
+        windows = ((start_s - self._arrived_s, end_s - self._arrived_s) for start_s, end_s in self._prepared.fetched)
+        pairs = zip(timings.images, windows, strict=False)
+        images = (replace(image, fetch_start_s=start_s, fetch_end_s=end_s) for image, (start_s, end_s) in pairs)
+        return replace(timings, images=tuple(images))
+
+    def _translate(self, choice: Choice, event: Event) -> list[AnswerPart]:
         if isinstance(event, Failed):
             raise self._failure(event)
         if isinstance(event, Output):
-            return self._text(choice, event)
+            return self._take(choice, event)
         if isinstance(event, ImageLanded) and choice.number == 0:
             return [Progress(event.image, self.images)]
         if isinstance(event, Finished):
             return self._end(choice, event)
         return []
 
-    def _text(self, choice: _Choice, event: Output) -> list[AnswerPart]:
+    def _take(self, choice: Choice, event: Output) -> list[AnswerPart]:
         if choice.reason is not None:
-            return []  # the engine had not yet heard that a stop string ended this choice
-        piece = choice.text.push(event.tokens)
-        choice.tokens += piece.used
-        choice.held_logprobs += [self._token_text(logprob) for logprob in event.logprobs[: piece.used]]
-        if piece.stop is not None:
-            choice.reason = "stop"
+            return []  # the engine had not yet heard that its text ended this choice
+        parts = choice.take(event.tokens, event.logprobs)
+        if choice.reason is not None:
             self._tickets[choice.number].abort()
-        return self._delta(choice, piece.text, piece.used)
+        return [*parts]
 
-    def _delta(self, choice: _Choice, text: str, used: int) -> list[AnswerPart]:
-        """Logprobs travel with the text they belong to, so they wait while text is held back."""
-        if not text and not used:
-            return []
-        logprobs: tuple[TokenText, ...] = ()
-        if text or choice.reason is not None:
-            logprobs, choice.held_logprobs = tuple(choice.held_logprobs), []
-        return [TextDelta(choice.number, text, used, logprobs)]
+    def _end(self, choice: Choice, event: Finished) -> list[AnswerPart]:
+        parts = choice.end(event.reason, self._with_fetches(event.timings))
+        self._count(choice, choice.reason or event.reason, choice.timings or event.timings)
+        return [*parts]
 
-    def _end(self, choice: _Choice, event: Finished) -> list[AnswerPart]:
-        parts: list[AnswerPart] = []
-        if choice.reason is None:
-            piece = choice.text.flush()
-            choice.reason = "stop" if piece.stop is not None else event.reason
-            if piece.text or choice.held_logprobs:
-                parts.append(TextDelta(choice.number, piece.text, 0, tuple(choice.held_logprobs)))
-        self._count(choice, choice.reason, event.timings)
-        return [*parts, ChoiceEnd(choice.number, choice.reason, choice.tokens, event.timings)]
-
-    def _count(self, choice: _Choice, reason: str, timings: Timings) -> None:
+    def _count(self, choice: Choice, reason: str, timings: Timings) -> None:
         total_s = time.monotonic() - self._arrived_s
         self._counters.finished(Outcome(reason, self.prompt_tokens, self.image_tokens, choice.tokens, total_s, timings))
 
     def _failure(self, event: Failed) -> Exception:
+        self._failed = True
         self._counters.failed(event.error.code if isinstance(event.error, FoveateError) else "internal_error")
         return event.error
-
-    def _token_text(self, logprob: Logprob) -> TokenText:
-        def show(token: int) -> tuple[str, bytes]:
-            raw = self._tokens.raw(token)
-            return raw.decode("utf-8", "replace"), raw
-
-        top = tuple((*show(token), value) for token, value in logprob.top)
-        return TokenText(*show(logprob.token), logprob.logprob, top)

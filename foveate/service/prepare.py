@@ -9,22 +9,27 @@ from __future__ import annotations
 import asyncio
 import math
 import random
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from foveate.core.chat import ChatRequest, ImageSource, Wishes
 from foveate.core.config import Config
-from foveate.core.errors import ContextLengthExceeded, InvalidRequest
+from foveate.core.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from foveate.core.values import Ending, ModelCard, Prompt, Sampling
-from foveate.prompt.chat import ChatTemplate
+from foveate.prompt.chat import ChatTemplate, Rendered
 from foveate.prompt.fetch import FetchPolicy, HostRules, fetch
 from foveate.prompt.layout import lay_out
+from foveate.prompt.markup import Markup
 from foveate.prompt.pixels import Picture, check_total, measure
+from foveate.prompt.schema import Frame, grammar_of
 from foveate.prompt.tokens import Tokens
 from foveate.service.memory import HostMemory
 
 SEEDS = 2**63
+Window = tuple[float, float]
 
 
 def fetch_policy(config: Config) -> FetchPolicy:
@@ -42,7 +47,10 @@ def fetch_policy(config: Config) -> FetchPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A validated request. `held_bytes` is what its pictures keep in host memory until it ends."""
+    """A validated request. `held_bytes` is what its pictures keep in host memory until it ends.
+
+    fetched: when each picture was read, on the monotonic clock.
+    """
 
     prompt: Prompt
     pictures: tuple[Picture, ...]
@@ -51,6 +59,8 @@ class Prepared:
     stops: tuple[str, ...]
     choices: int
     held_bytes: int
+    fetched: tuple[Window, ...] = ()
+    markup: Markup = field(default_factory=Markup)
 
 
 class Preparer:
@@ -66,31 +76,101 @@ class Preparer:
         """Everything checked and laid out; raises InvalidRequest and its kinds with the reason."""
         wishes = request.wishes
         self._check_ids(wishes)
-        pictures = await self._pictures(request.images)
-        rendered = await asyncio.to_thread(self._template.render, request.messages, request.template)
+        pictures, windows = await self._pictures(request.images)
+        rendered = await asyncio.to_thread(self._render, request)
+        grammar = await asyncio.to_thread(self._grammar, request, rendered)
         # The template decides where each picture stands, and may show one twice or in another order than it was sent.
         shown = tuple(pictures[number] for number in rendered.images)
         prompt = self._lay_out(rendered.ids, shown)
+        self._check_fits(prompt)
         return Prepared(
             prompt=prompt,
             pictures=pictures,
-            sampling=self._sampling(wishes),
+            sampling=replace(self._sampling(wishes), grammar=grammar),
             ending=self._ending(wishes, prompt),
             stops=wishes.stop,
             choices=wishes.n,
             held_bytes=sum(len(picture.data) for picture in pictures),
+            fetched=tuple(windows[number] for number in rendered.images),
+            markup=self._markup(request, rendered),
         )
 
-    async def _pictures(self, sources: Sequence[ImageSource]) -> tuple[Picture, ...]:
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of token ids; InvalidRequest for an id that the model does not have."""
+        self._check_known(tokens, "tokens")
+        return self.tokens.text(tokens)
+
+    def template_facts(self) -> dict[str, bool]:
+        """What the chat template can show."""
+        known = self._template.variables
+        return {
+            "tools": "tools" in known,
+            "reasoning": self._template.thinks,
+            "reasoning_effort": bool({"enable_thinking", "reasoning_effort"} & known),
+        }
+
+    def _check_known(self, tokens: Sequence[int], param: str) -> None:
+        if not all(0 <= token < self._card.vocab_size for token in tokens):
+            raise InvalidRequest(f"there is no such token: ids go up to {self._card.vocab_size - 1}", param)
+
+    def _render(self, request: ChatRequest) -> Rendered:
+        """Ids of the prompt: the conversation in the model's template, or the text or ids as they came."""
+        if request.prompt is None:
+            return self._template.render(request.messages, self._options(request), request.open_end)
+        ids = self.tokens.encode(request.prompt) if isinstance(request.prompt, str) else request.prompt
+        if not ids:
+            raise InvalidRequest("the prompt is empty", "prompt")
+        self._check_known(ids, "prompt")
+        return Rendered(tuple(ids))
+
+    def _options(self, request: ChatRequest) -> dict[str, Any]:
+        """The variables of the template. Raises Unsupported for what the template does not know."""
+        options, known = dict(request.template), self._template.variables
+        options["add_generation_prompt"] = request.generation_prompt and not request.open_end
+        if request.tools is not None:
+            if "tools" not in known:
+                raise Unsupported("the model's chat template takes no tools", "tools")
+            options["tools"] = [{"type": "function", "function": function} for function in request.tools.functions]
+        if request.effort is not None:
+            if not {"enable_thinking", "reasoning_effort"} & known:
+                raise Unsupported("the model's chat template knows no reasoning effort", "reasoning_effort")
+            options = {"enable_thinking": request.effort != "none", "reasoning_effort": request.effort} | options
+        return options
+
+    def _grammar(self, request: ChatRequest, rendered: Rendered) -> str:
+        """What the answer must look like; '' where that is left to the model."""
+        frame = Frame(rendered.opened, self._template.elements)
+        grammar = grammar_of(request.form, request.tools, frame)
+        if grammar and (request.wishes.ignore_eos or request.wishes.min_tokens):
+            raise InvalidRequest("an answer of a given form ends where that does: no ignore_eos, no min_tokens")
+        return grammar
+
+    def _markup(self, request: ChatRequest, rendered: Rendered) -> Markup:
+        if request.prompt is not None:
+            return Markup()
+        thinks = self._template.thinks and (rendered.opened or not request.open_end)
+        opened, tools = rendered.opened if thinks else None, request.tools
+        if tools is None:
+            return Markup(opened)
+        schemas = {function["name"]: function.get("parameters") for function in tools.functions}
+        return Markup(opened, schemas, single=not tools.parallel)
+
+    async def _pictures(self, sources: Sequence[ImageSource]) -> tuple[tuple[Picture, ...], list[Window]]:
         if not sources:
-            return ()
+            return (), []
         if self._card.image_rules is None:
             raise InvalidRequest("this model takes no images", sources[0].param)
         if len(sources) > self._limits.images:
             raise InvalidRequest(f"at most {self._limits.images} images per request, got {len(sources)}", "messages")
         self._memory.check()
-        blobs = await asyncio.gather(*(fetch(source, self._policy) for source in sources))
-        return await asyncio.to_thread(self._measure, blobs, sources)
+        read = await asyncio.gather(*(self._fetch(source) for source in sources))
+        pictures = await asyncio.to_thread(self._measure, [data for data, _ in read], sources)
+        return pictures, [window for _, window in read]
+
+    async def _fetch(self, source: ImageSource) -> tuple[bytes, Window]:
+        start_s = time.monotonic()
+        data = await fetch(source, self._policy)
+        return data, (start_s, time.monotonic())
 
     def _measure(self, blobs: Sequence[bytes], sources: Sequence[ImageSource]) -> tuple[Picture, ...]:
         assert self._card.image_rules is not None
@@ -100,17 +180,24 @@ class Preparer:
         self._memory.check([math.prod(picture.size) for picture in pictures])
         return pictures
 
+    async def prompt(self, request: ChatRequest) -> Prompt:
+        """The prompt alone, however long; raises what `prepare` raises for pictures and conversation."""
+        pictures, _ = await self._pictures(request.images)
+        rendered = await asyncio.to_thread(self._render, request)
+        return self._lay_out(rendered.ids, tuple(pictures[number] for number in rendered.images))
+
     def _lay_out(self, ids: Sequence[int], pictures: tuple[Picture, ...]) -> Prompt:
-        image_len = sum(picture.rows for picture in pictures)
-        length = len(ids) + image_len - len(pictures)
-        if length >= self._max_ctx:
+        merge = self._card.image_rules.merge if self._card.image_rules else 1
+        # A prompt without a conversation has no pictures, and what looks like a placeholder there is an ordinary token.
+        return lay_out(ids, self._card.image_token_id if pictures else None, pictures, merge)
+
+    def _check_fits(self, prompt: Prompt) -> None:
+        if len(prompt.tokens) >= self._max_ctx:
             raise ContextLengthExceeded(
-                f"the prompt has {length} tokens, {image_len} of them for images; "
+                f"the prompt has {len(prompt.tokens)} tokens, {prompt.image_rows} of them for images; "
                 f"the limit for prompt and answer together is {self._max_ctx}",
                 "messages",
             )
-        merge = self._card.image_rules.merge if self._card.image_rules else 1
-        return lay_out(ids, self._card.image_token_id, pictures, merge)
 
     def _ending(self, wishes: Wishes, prompt: Prompt) -> Ending:
         prompt_len = len(prompt.tokens)

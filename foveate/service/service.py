@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
 
 from foveate.core.chat import ChatRequest
 from foveate.core.config import MIB
 from foveate.core.errors import Busy
-from foveate.core.observe import Counters, Gauges, Snapshot
+from foveate.core.observe import Counters, Gauges, Live, Snapshot
+from foveate.core.values import Prompt
 from foveate.engine.build import Engine
-from foveate.service.answer import Answer
+from foveate.prompt.markup import MARKS
+from foveate.service.answer import Answer, Origin
+from foveate.service.facts import facts_of
+from foveate.service.live import Watch
 from foveate.service.memory import HostMemory
 from foveate.service.prepare import Prepared, Preparer
 
@@ -31,7 +38,10 @@ class Service:
         self.has_vision = engine.card.image_rules is not None
         self.draining = False
         self._preparer = Preparer(engine.folder, engine.card, config, memory)
-        self._open: set[Answer] = set()
+        self._watch = Watch(engine.client)
+        tokens = self._preparer.tokens
+        # Control tokens never show, but the marks of thoughts and calls are read, whatever the checkpoint calls them.
+        self._hidden = (tokens.special | engine.card.eos_ids) - {tokens.id_of(mark) for mark in MARKS}
         self._preparing, self._most_preparing = 0, config.settings.queue_requests + config.slots
 
     async def chat(self, request: ChatRequest) -> Answer:
@@ -42,18 +52,34 @@ class Service:
         """
         if self.draining:
             raise Busy("the server is shutting down", retry_after_s=10)
-        prepared = await self._prepare(request)
+        name, arrived_s = uuid.uuid4().hex, time.monotonic()
+        with self._watch.preparing(name):
+            prepared = await self._prepare(request)
         del request  # its data URLs are a third larger than the pictures, and a queue may be long
         tokens = self._preparer.tokens
-        answer = Answer(prepared, tokens, tokens.special | self.engine.card.eos_ids, self._counters)
-        self._open.add(answer)
-        answer.on_close.append(self._open.discard)
+        shown = Origin(name, time.monotonic() - arrived_s, tokens, self._hidden)
+        answer = Answer(prepared, shown, self._counters)
+        self._watch.enter(answer)
         try:
             await answer.begin(self.engine.client)
         except BaseException:
             await answer.aclose()
             raise
         return answer
+
+    async def prompt(self, request: ChatRequest) -> Prompt:
+        """The prompt that a request would have, pictures measured and laid out; nothing runs."""
+        if self.draining:
+            raise Busy("the server is shutting down", retry_after_s=10)
+        return await self._preparer.prompt(request)
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of token ids, control tokens included."""
+        return self._preparer.text(tokens)
+
+    def facts(self) -> dict[str, Any]:
+        """What is served and how, for people and programs that ask."""
+        return facts_of(self.engine.config, self.engine.card) | {"template": self._preparer.template_facts()}
 
     async def _prepare(self, request: ChatRequest) -> Prepared:
         """As many as may queue and run are prepared at once: fetching and decoding base64 hold memory too."""
@@ -69,9 +95,9 @@ class Service:
         """Take no new requests; give the running ones `grace_s` seconds, then abort them."""
         self.draining = True
         deadline_s = time.monotonic() + grace_s
-        while self._open and time.monotonic() < deadline_s:
+        while self._watch.answers and time.monotonic() < deadline_s:
             await asyncio.sleep(0.02)
-        for answer in tuple(self._open):
+        for answer in self._watch.answers:
             await answer.aclose()
 
     async def aclose(self) -> None:
@@ -81,7 +107,7 @@ class Service:
 
     @property
     def open_answers(self) -> int:
-        return len(self._open)
+        return len(self._watch.answers)
 
     def health(self) -> dict[str, object]:
         """Whether the engine lives and takes requests, with the numbers a probe wants."""
@@ -97,8 +123,15 @@ class Service:
 
     def stats(self) -> Snapshot:
         """The engine's gauges at this moment and everything counted so far."""
+        return self._counters.snapshot(self._gauges())
+
+    async def live(self) -> Live:
+        """The requests under way and the last ones that ended; waits a quarter of a second at most."""
+        return await self._watch.look(self._gauges())
+
+    def _gauges(self) -> Gauges:
         stats, config = self.engine.loop.stats(), self.engine.config
-        gauges = Gauges(
+        return Gauges(
             running=stats.running,
             waiting=stats.waiting,
             waiting_image_rows=stats.waiting_image_rows,
@@ -110,4 +143,3 @@ class Service:
             image_rows_used=stats.landed_rows,
             images_encoding=stats.encoding_images,
         )
-        return self._counters.snapshot(gauges)

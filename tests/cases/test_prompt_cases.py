@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from foveate.core.values import Prompt
-from foveate.server.app import translate
+from foveate.server.openai import translate
 from foveate.server.openai_request import parse_request
-from tests.cases.oracle import House, part, parts, refused, user
+from tests.cases.oracle import House, part, parts, refused, url, user
 from tests.support.engines import png
 from tests.support.tiny import IM_START, IMAGE_PAD, SPECIAL, VISION_END, VISION_START
+from tests.support.web import PictureHost
 
 A, B = png(50), png(51, 64, 96)
 
@@ -87,15 +88,73 @@ def test_B21_pictures_in_other_roles_are_seen_or_refused(house: House, role: str
     assert response.json()["usage"]["prompt_tokens_details"]["images"] == 1
 
 
-@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses", "/v1/messages/count_tokens"])
-def test_B23_apis_that_are_not_offered_say_so(house: House, path: str) -> None:
-    refused(house.http.post(path, json={"model": "x", "messages": user(A)}), 404, "not_found")
+def block(picture: bytes, mime: str = "image/png") -> dict[str, Any]:
+    """An image block as Anthropic's API has it."""
+    return {"type": "image", "source": {"type": "base64", "media_type": mime, "data": url(picture).partition(",")[2]}}
 
 
-@pytest.mark.parametrize("kind", ["image", "input_image", "file", "video_url"])
-def test_B23_picture_parts_of_other_apis_are_refused_and_never_dropped(house: House, kind: str) -> None:
-    block = {"type": kind, "source": {"type": "base64", "media_type": "image/png", "data": "eA=="}}
-    refused(house.post(user(block, "what?")), 400, "unsupported_parameter", "messages[0].content[0]")
+def said(house: House, *content: Any) -> dict[str, Any]:
+    """The answer of POST /v1/messages to one user turn."""
+    body = {"model": house.service.name, "max_tokens": 8, "temperature": 0, "messages": [turn(*content)]}
+    response = house.http.post("/v1/messages", json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def turn(*content: Any) -> dict[str, Any]:
+    return {"role": "user", "content": [{"type": "text", "text": c} if isinstance(c, str) else c for c in content]}
+
+
+def test_B23_image_blocks_are_seen(house: House) -> None:
+    want = house.ask(A, "what?", ignore_eos=False)
+    got = said(house, block(A), "what?")
+    assert got["usage"]["input_tokens"] == want.usage["prompt_tokens"]
+    assert "".join(part.get("text", "") for part in got["content"]) == want.text
+    assert said(house, block(B), "what?")["content"] != got["content"]
+    plain = said(house, "what?")["usage"]["input_tokens"]
+    assert got["usage"]["input_tokens"] - plain >= want.usage["prompt_tokens_details"]["image_tokens"]
+
+
+def test_B23_images_in_tool_results_are_seen(house: House) -> None:
+    def tokens(*shown: Any) -> int:
+        result = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "see"}, *shown]}
+        called = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "look", "input": {}}]}
+        turns = [turn("look"), called, {"role": "user", "content": [result]}]
+        body = {"model": house.service.name, "max_tokens": 4, "temperature": 0, "messages": turns}
+        response = house.http.post("/v1/messages", json=body)
+        assert response.status_code == 200, response.text
+        return response.json()["usage"]["input_tokens"]
+
+    assert tokens(block(A)) - tokens() >= house.ask(A, "x").usage["prompt_tokens_details"]["image_tokens"]
+
+
+def test_B23_url_sources_obey_the_same_rules(house: House, web: PictureHost) -> None:
+    web.pages["/block"] = A
+    by_url = said(house, {"type": "image", "source": {"type": "url", "url": web.url("/block")}}, "what?")
+    assert by_url["content"] == said(house, block(A), "what?")["content"]
+    for where in ("http://169.254.169.254/x", "file:///etc/passwd", "http://10.0.0.1/"):
+        body = {"max_tokens": 8, "messages": [turn({"type": "image", "source": {"type": "url", "url": where}})]}
+        response = house.http.post("/v1/messages", json={"model": house.service.name, **body})
+        assert response.status_code == 400 and response.json()["type"] == "error", response.text
+
+
+@pytest.mark.parametrize("kind", ["image", "file", "video_url", "input_audio"])
+def test_B23_parts_of_other_apis_are_refused_and_never_dropped(house: House, kind: str) -> None:
+    strange = {"type": kind, "source": {"type": "base64", "media_type": "image/png", "data": "eA=="}}
+    refused(house.post(user(strange, "what?")), 400, "unsupported_parameter", "messages[0].content[0]")
+
+
+def test_B24_detail_of_responses(house: House) -> None:
+    def respond(**extra: Any) -> Any:
+        content = [{"type": "input_image", "image_url": url(A), **extra}, {"type": "input_text", "text": "detail?"}]
+        body = {"model": house.service.name, "input": [{"role": "user", "content": content}], "store": False}
+        return house.http.post("/v1/responses", json=body | {"temperature": 0, "max_output_tokens": 16})
+
+    answers = [respond(), *(respond(detail=detail) for detail in (None, "auto", "low", "high"))]
+    assert [answer.status_code for answer in answers] == [200] * 5, answers[0].text
+    assert len({str(answer.json()["output"][0].get("content")) for answer in answers}) == 1
+    assert answers[0].json()["usage"]["input_tokens"] == house.ask(A, "detail?").usage["prompt_tokens"]
+    refused(respond(detail="foo"), 400)
 
 
 def test_B24_detail(house: House) -> None:

@@ -50,6 +50,9 @@ class GatedExecutor:
         self.gate.pass_through(plan)
         return self.inner.execute(plan)
 
+    def draft(self, wishes: Any) -> Any:
+        return self.inner.draft(wishes)
+
 
 @contextmanager
 def gated(house: House) -> Iterator[tuple[Gate, Gate]]:

@@ -11,7 +11,7 @@ import pytest
 from tests.support.pillow_images import SOURCE
 
 
-@pytest.mark.skipif(not SOURCE.is_file(), reason=f"{SOURCE.name} is not in .cache")
+@pytest.mark.skipif(not SOURCE.is_file(), reason=f"{SOURCE.name} is missing: run tools/pillow_images.py")
 def test_all_of_pillows_pictures() -> None:
     """In a process of its own, so that its memory can be told from that of the tests before."""
     run = subprocess.run(

@@ -11,11 +11,12 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import uuid4
 
 from foveate.core.chat import AnswerPart, ChatRequest, ChoiceEnd, Progress, TextDelta, TokenText
 from foveate.core.errors import Busy
-from foveate.core.observe import Counters, Gauges, Outcome, Snapshot
-from foveate.core.values import ImageTiming, Timings
+from foveate.core.observe import Counters, Gauges, Live, Outcome, RequestView, Snapshot
+from foveate.core.values import ImageTiming, Prompt, Timings, plain_positions
 
 TIMINGS = Timings(
     queued_s=0.01,
@@ -76,6 +77,7 @@ class FakeAnswer:
     script: Script
     images: int
     service: FakeService
+    id: str = "a1"
     prompt_tokens: int = 0
     image_tokens: int = 0
     complete: bool = False
@@ -114,6 +116,7 @@ class FakeService:
     script: Script = field(default_factory=lambda: Script(words("Hel", "lo")))
     queue: int | None = None  # how many choices may be under way; None: any number
     requests: list[ChatRequest] = field(default_factory=list)
+    views: tuple[tuple[RequestView, ...], tuple[RequestView, ...]] = ((), ())
     counters: Counters = field(default_factory=Counters)
     gauges: Gauges = field(default_factory=Gauges)
     closed: int = 0
@@ -139,10 +142,23 @@ class FakeService:
             raise
         script = self.script
         images = len(request.images)
-        return FakeAnswer(script, images, self, script.prompt_tokens, script.image_tokens if images else 0)
+        return FakeAnswer(script, images, self, uuid4().hex, script.prompt_tokens, script.image_tokens if images else 0)
 
     def health(self) -> dict[str, Any]:
         return {"status": self.status, "running": self.gauges.running, "waiting": self.gauges.waiting}
+
+    async def prompt(self, request: ChatRequest) -> Prompt:
+        self.requests.append(request)
+        return Prompt((1, 2, 3), plain_positions(3))
+
+    def text(self, tokens: Sequence[int]) -> str:
+        return "".join(map(chr, tokens))
+
+    def facts(self) -> dict[str, Any]:
+        return {"limits": {"images": 16}}
+
+    async def live(self) -> Live:
+        return Live(self.gauges, *self.views)
 
     def stats(self) -> Snapshot:
         return self.counters.snapshot(self.gauges)

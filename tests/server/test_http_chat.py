@@ -263,6 +263,6 @@ def test_cross_origin_requests_are_answered(live: Live) -> None:
 def test_openapi_describes_the_request(live: Live) -> None:
     document = live.http.get("/openapi.json").json()
     schemas = document["components"]["schemas"]
-    assert schemas["ChatCompletionRequest"]["properties"]["tools"]["x-refused-unless"] == [[]]
+    assert schemas["ChatCompletionRequest"]["properties"]["functions"]["x-refused-unless"] == [[]]
     references = set(json.dumps(document).split('"#/components/schemas/')[1:])
     assert {reference.partition('"')[0] for reference in references} <= schemas.keys()

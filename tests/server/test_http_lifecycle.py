@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def test_a_send_that_stalls_is_given_up() -> None:
 
 def run_reply(service: FakeService, receive: Any, send: Any, deliver: Any) -> InFlight:
     in_flight = InFlight()
-    reply = Reply(service, ChatRequest(()), deliver, in_flight, Limits())
+    reply = Reply(partial(service.chat, ChatRequest(())), deliver, in_flight, Limits())
     asyncio.run(reply({"type": "http"}, receive, send))
     return in_flight
 

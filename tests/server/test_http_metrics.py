@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -122,8 +123,8 @@ def test_refusals_are_counted_by_reason(live: Live) -> None:
         return scraped(live.http.get("/metrics").text).get(("foveate:rejected_total", reason), 0.0)
 
     before = refused("unsupported_parameter")
-    live.chat(tools=[{"type": "function"}])
-    live.chat(tools=[{"type": "function"}])
+    live.chat(functions=[{"name": "f"}])
+    live.chat(functions=[{"name": "f"}])
     live.chat()
     assert refused("unsupported_parameter") == before + 2
 
@@ -132,3 +133,17 @@ def test_apps_do_not_share_counts() -> None:
     first, second = (Metrics("demo", lambda: Counters().snapshot(Gauges())) for _ in range(2))
     first.refused("server_busy")
     assert b'reason="server_busy"' in first.render()[0] and b'reason="server_busy"' not in second.render()[0]
+
+
+def test_guesses_are_counted_by_depth() -> None:
+    counters = Counters()
+    for accepted in ((3, 1), (2, 2, 1), ()):
+        timings = replace(TIMINGS, decode_steps=9, draft_steps=4, drafted=12, accepted=accepted)
+        counters.finished(replace(OUTCOME, timings=timings))
+    seen = counters.snapshot(Gauges())
+    assert seen.accepted_at == (5, 3, 1)
+    assert (seen.totals.decode_steps, seen.totals.draft_steps, seen.totals.drafted) == (27, 12, 36)
+    assert seen.totals.accepted == 9
+    found = scraped(Metrics("demo", lambda: seen).render()[0].decode())
+    assert found["vllm:spec_decode_num_accepted_tokens_total", ""] == 9
+    assert [found["vllm:spec_decode_num_accepted_tokens_per_pos_total", depth] for depth in "012"] == [5, 3, 1]

@@ -18,7 +18,8 @@ from foveate.core.errors import (
     InvalidRequest,
 )
 from foveate.server.openai import translate
-from foveate.server.openai_request import HARMLESS, REFUSED, ChatCompletionRequest, marked_fields, parse_request
+from foveate.server.openai_request import ChatCompletionRequest, parse_request
+from foveate.server.wire import HARMLESS, REFUSED, marked_fields
 from tests.server.fake_service import FakeService, Gate, Script, words
 from tests.server.live import CHAT, HELLO, PIXEL, Live
 
@@ -42,13 +43,17 @@ SUPPORTED: dict[str, Any] = {
     "max_tokens": 3, "max_completion_tokens": 3, "min_tokens": 3, "temperature": 0.5, "top_p": 0.5, "top_k": 5,
     "min_p": 0.5, "frequency_penalty": 1, "presence_penalty": 1, "repetition_penalty": 1.5, "seed": 5, "stop": "x",
     "stop_token_ids": [5], "ignore_eos": True, "logit_bias": {"5": 1}, "logprobs": True, "n": 2,
-    "chat_template_kwargs": {"a": 1},
+    "chat_template_kwargs": {"a": 1}, "tools": [{"type": "function", "function": {"name": "f"}}],
+    "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a+"}, "reasoning_effort": "low",
+    "add_generation_prompt": False,
 }  # fmt: skip
-ELSEWHERE = {"model", "stream", "stream_options", "top_logprobs"}  # each has its own tests
+# Each has its own tests.
+ELSEWHERE = {"model", "stream", "stream_options", "top_logprobs", "tool_choice", "parallel_tool_calls"}
+ELSEWHERE |= {"continue_final_message"}
 
 
 def test_every_field_of_the_model_is_supported_or_harmless_or_refused() -> None:
-    refused, harmless = marked_fields(REFUSED), marked_fields(HARMLESS)
+    refused, harmless = (marked_fields(ChatCompletionRequest, mark) for mark in (REFUSED, HARMLESS))
     assert not refused.keys() & harmless.keys()
     rest = ChatCompletionRequest.model_fields.keys() - refused.keys() - harmless.keys()
     assert rest == SUPPORTED.keys() | ELSEWHERE
@@ -80,7 +85,7 @@ def test_every_part_type_of_openai_s_request_is_supported_or_refused_by_name(liv
 
     names = {name for part in get_args(Theirs) for name in get_args(get_type_hints(part)["type"])}
     assert {"text", "image_url", "input_audio"} <= names
-    for name in names - {"text", "image_url"}:
+    for name in names - {"text", "image_url", "input_text", "input_image"}:
         messages = [{"role": "user", "content": [{"type": name}]}]
         error = error_of(live.chat(messages=messages), 400)
         assert error["code"] == "unsupported_parameter" and name in error["message"]
@@ -89,9 +94,8 @@ def test_every_part_type_of_openai_s_request_is_supported_or_refused_by_name(liv
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("tools", [{"type": "function", "function": {"name": "f"}}]), ("tool_choice", "auto"),
-        ("response_format", {"type": "json_schema"}), ("modalities", ["text", "audio"]), ("functions", [{"name": "f"}]),
-        ("audio", {"voice": "x"}), ("web_search_options", {}), ("prediction", {}), ("reasoning_effort", "low"),
+        ("modalities", ["text", "audio"]), ("functions", [{"name": "f"}]),
+        ("audio", {"voice": "x"}), ("web_search_options", {}), ("prediction", {}),
         ("store", True), ("chat_template", "{{ x }}"), ("guided_json", {}), ("service_tier", "flex"),
     ],
 )  # fmt: skip
@@ -127,6 +131,12 @@ def test_unsupported_options_are_refused_by_name(live: Live, name: str, value: A
         ("model", [5, ["demo"]]),
         ("chat_template_kwargs", [{"a": [1]}, {"a": "x" * 300}]),
         ("messages", [[], "x", None, {}, 5]),
+        ("tools", [{}, [{"type": "function", "function": {"name": "f"}}] * 2]),
+        ("tool_choice", ["maybe", {"type": "allowed"}, "required", {"type": "function", "function": {"name": "f"}}]),
+        ("reasoning_effort", ["much", 5]),
+        ("continue_final_message", [True, "yes"]),
+        ("response_format", ["json", []]),
+        ("structured_outputs", [{"regex": "a", "choice": ["b"]}, "x"]),
     ],
 )
 def test_b49_values_out_of_range_name_their_param(live: Live, name: str, values: list[Any]) -> None:
@@ -148,6 +158,16 @@ def test_b49_values_out_of_range_name_their_param(live: Live, name: str, values:
         ({"max_tokens": 3, "min_tokens": 4}, "min_tokens"),
         ({"chat_template_kwargs": {"messages": "x"}}, "chat_template_kwargs.messages"),
         ({"nonsense": 1}, "nonsense"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools[0]"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        (
+            {"response_format": {"type": "json_object"}, "structured_outputs": {"json_object": True}},
+            "structured_outputs",
+        ),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "add_generation_prompt"),
     ],
 )
 def test_paths_inside_a_field_are_named(live: Live, fields: dict[str, Any], param: str) -> None:

@@ -1,8 +1,8 @@
 """Pillow's own test images as hostile input: read from its source package, never copied into the project.
 
-The package is looked for as `.cache/pillow-VERSION.tar.gz` in the project's root, VERSION being the installed one
-(`pip download --no-binary pillow --no-deps pillow==VERSION` fetches it). Run as a program it decodes every file in
-this process and prints one JSON object: what was read, what was refused, what went wrong, and what it took.
+The package is looked for as `.venv/pillow-images/pillow-VERSION.tar.gz`, VERSION being the installed one, where
+`tools/pillow_images.py` puts it. Run as a program it decodes every file in this process and prints one JSON object: what
+was read, what was refused, what went wrong, and what it took.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from foveate.core.errors import InvalidImage
 from foveate.core.values import ImageRules
 from foveate.prompt.pixels import Picture, measure
 
-SOURCE = Path(__file__).resolve().parents[2] / ".cache" / f"pillow-{PIL.__version__}.tar.gz"
+SOURCE = Path(__file__).resolve().parents[2] / ".venv" / "pillow-images" / f"pillow-{PIL.__version__}.tar.gz"
 RULES = ImageRules(patch=16, merge=2, min_pixels=1024, max_pixels=65536, mean=(0.5,) * 3, std=(0.5,) * 3)
 
 

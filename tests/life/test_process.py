@@ -1,0 +1,179 @@
+"""A real server process: told to stop under load, with nowhere to log to, with a checkpoint that is broken.
+
+Owns the process from its command line to its exit code; it must end by itself and leave no child behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from tests.cases.oracle import CHAT, eventually, user
+from tests.support.engines import png
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def process(model: Path, *words: str, **streams: Any) -> Iterator[subprocess.Popen[str]]:
+    """`foveate serve` with small numbers; killed with all its children if it is still there at the end."""
+    command = [sys.executable, "-m", "foveate.cli", "serve", str(model), "--port", "0", "--threads", "2"]
+    command += ["--max-ctx", "2048", "--kv-tokens", "4096", "--max-concurrency", "4", "--min-free-mib", "0", *words]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
+    with subprocess.Popen(command, cwd=ROOT, text=True, start_new_session=True, **streams) as running:
+        try:
+            yield running
+        finally:
+            for pid in session_of(running):
+                os.kill(pid, signal.SIGKILL)
+
+
+def session_of(running: subprocess.Popen[str]) -> list[int]:
+    """The processes that are left of it and of all that it started; the dead that nobody has buried do not count."""
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getsid(pid) == running.pid and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                found.append(pid)
+    return found
+
+
+def url_of(running: subprocess.Popen[str]) -> str:
+    """The address that it announces."""
+    assert running.stdout is not None
+    line = running.stdout.readline().strip()
+    assert " at http://" in line, (line, running.stderr.read() if running.stderr else "")
+    return line.rpartition(" ")[2]
+
+
+def post(url: str, content: list[Any], **fields: Any) -> httpx.Response:
+    body = {"messages": user(*content), "temperature": 0, "max_tokens": 8, "ignore_eos": True, **fields}
+    return httpx.post(url + CHAT, json=body, timeout=120)
+
+
+def ends(running: subprocess.Popen[str], code: int = 0) -> str:
+    """Wait for the end; asserts the exit code and that no child is left. What it logged."""
+    _, log = running.communicate(timeout=90)
+    assert running.returncode == code, log
+    assert not session_of(running), "a process is left"
+    return log or ""
+
+
+class Load:
+    """Requests under way: four streams run, fifty wait."""
+
+    def __init__(self, url: str, pool: ThreadPoolExecutor) -> None:
+        self.answers: list[Future[httpx.Response]] = []
+        for i in range(54):
+            content = [png(i), png(i + 1), "tell me"] if i % 2 else ["tell me"]
+            fields = {"stream": i % 3 == 0, "max_tokens": 1900 if i < 4 else 400}
+            self.answers.append(pool.submit(post, url, content, **fields))
+        eventually(lambda: httpx.get(url + "/health").json()["waiting"] >= 45)
+
+    def check(self) -> None:
+        """Every one was answered: completely, with 503, or with an error as a stream's last event."""
+        for one in self.answers:
+            response = one.result()
+            if response.status_code == 200 and "event-stream" in response.headers["content-type"]:
+                assert response.text.endswith("data: [DONE]\n\n") or '"code":"server_busy"' in response.text
+            elif response.status_code != 200:
+                assert response.status_code == 503 and response.json()["error"]["code"] == "server_busy"
+                assert "retry-after" in response.headers
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_B45_told_to_stop_under_load(folder: Path, signals: int) -> None:
+    with process(folder, "--shutdown-s", "2" if signals == 1 else "60") as running, ThreadPoolExecutor(54) as pool:
+        url = url_of(running)
+        assert post(url, [png(1), "x"]).status_code == 200
+        assert len(session_of(running)) > 1, "the encoder has a process of its own"
+        load = Load(url, pool)
+        running.send_signal(signal.SIGTERM)
+        eventually(lambda: httpx.get(url + "/health").status_code == 503)
+        refusal = post(url, ["too late"])
+        assert refusal.status_code == 503 and refusal.json()["error"]["code"] == "server_busy"
+        if signals == 2:
+            running.send_signal(signal.SIGTERM)
+        log = ends(running)
+        load.check()
+        assert "Traceback" not in log and "base64" not in log
+
+
+def test_B45_told_to_stop_while_the_encoder_hangs(folder: Path) -> None:
+    with (
+        process(folder, "--shutdown-s", "0.5", "--inject-fault", "encode-hang:2") as running,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        url = url_of(running)
+        assert post(url, [png(1), "x"]).status_code == 200
+        stuck = pool.submit(post, url, [png(2), "x"])
+        eventually(lambda: httpx.get(url + "/health").json()["running"] == 1)
+        running.send_signal(signal.SIGTERM)
+        ends(running)
+        assert stuck.result().status_code == 503
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_under_the_log_changes_nothing(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with open("/dev/full", "w") as full:
+        words = ("--port", str(port), "--log-level", "debug", "--mmproj-device", "same")
+        with process(folder, *words, stdout=full, stderr=full) as running:
+            url = f"http://127.0.0.1:{port}"
+
+            def up() -> bool:
+                assert running.poll() is None, "it ended"
+                try:
+                    return httpx.get(url + "/health").status_code == 200
+                except httpx.ConnectError:
+                    return False
+
+            eventually(up)
+            assert post(url, [png(1), "x"]).status_code == 200
+            assert post(url, [png(1)[:100], "x"]).status_code == 400
+            running.send_signal(signal.SIGTERM)
+            assert running.wait(60) == 0 and not session_of(running)
+
+
+@pytest.mark.parametrize("part", ["model.visual.", "model.language_model."])
+def test_a_broken_checkpoint_ends_the_start_with_its_reason(folder: Path, tmp_path: Path, part: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    tensors = load_file(broken / "model.safetensors")
+    victim = next(name for name in tensors if name.startswith(part) and name.endswith("weight"))
+    del tensors[victim]
+    save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
+    with process(broken) as running:
+        log = ends(running, code=1)
+    assert victim in log and "Traceback" not in log
+
+
+def test_keys_from_the_environment_and_none_in_what_is_printed(folder: Path) -> None:
+    env = {**os.environ, "FOVEATE_API_KEY": "sk-from-environment"}
+    with process(folder, "--print-config", "--api-key", "sk-from-flag", env=env) as running:
+        out, log = running.communicate(timeout=60)
+    assert json.loads(out)["settings"]["api_key"] == "(set)" and "sk-" not in out + log
+    with process(folder, "--mmproj-device", "same", env=env) as running:
+        url = url_of(running)
+        assert post(url, ["x"]).status_code == 401
+        head = {"Authorization": "Bearer sk-from-environment"}
+        assert httpx.get(url + "/v1/models", headers=head).status_code == 200
+        running.send_signal(signal.SIGTERM)
+        assert "sk-" not in ends(running)

@@ -1,0 +1,76 @@
+"""Masks depend on the grammar and the output alone, however the matcher got there."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from foveate.core.chat import Form
+from foveate.core.errors import CheckpointError, RequestFailed
+from foveate.core.plan import Draw
+from foveate.core.values import Sampling
+from foveate.prompt.schema import Frame, grammar_of
+from foveate.prompt.tokens import Tokens
+from foveate.run.grammar import KEPT, Grammars
+from tests.support.harness import tiny
+
+FOLDER = tiny("dense")[2]
+TOKENS = Tokens.load(FOLDER)
+END = TOKENS.id_of("<|im_end|>") or 0
+SCHEMA = grammar_of(Form("schema", {"type": "object", "properties": {"a": {"type": "integer"}}}), None, Frame())
+
+
+def load() -> Grammars:
+    return Grammars.load(FOLDER, frozenset([END]), TOKENS.vocab_size + 3)
+
+
+def draw(output: list[int], grammar: str = SCHEMA, seed: int = 1) -> Draw:
+    return Draw(Sampling(grammar=grammar, seed=seed), len(output), (7, *output), len(output))
+
+
+def test_a_draw_without_a_grammar_has_no_mask() -> None:
+    assert load().masks([Draw(Sampling(), 0)]) == [None]
+
+
+def test_masks_are_those_of_the_text_and_cover_every_logit() -> None:
+    grammars = load()
+    ids = TOKENS.encode('{"a": 12}')
+    for at, token in enumerate(ids):
+        mask = grammars.allowed(draw(ids[:at]))
+        assert mask is not None and mask.shape == (TOKENS.vocab_size + 3,) and mask[token] and not mask[-3:].any()
+        assert not mask[END]
+    ended = grammars.allowed(draw(ids))
+    assert ended is not None and ended.nonzero().tolist() == [[END]]
+
+
+def test_a_matcher_goes_back_and_is_built_anew_when_it_must() -> None:
+    rng = random.Random(3)
+    walked, other, outputs = load(), load(), [TOKENS.encode(text) for text in ('{"a": 123}', '{"a": -5', '{ "a"', "{}")]
+    for _ in range(60):
+        output = rng.choice(outputs)
+        output = output[: rng.randint(0, len(output))]
+        mask, fresh = walked.allowed(draw(output)), other.allowed(draw(output, seed=rng.randrange(10**9)))
+        assert mask is not None and fresh is not None and torch.equal(mask, fresh)
+
+
+def test_what_does_not_follow_the_grammar_fails_alone() -> None:
+    grammars = load()
+    masks = grammars.masks([draw(TOKENS.encode("[")), draw(TOKENS.encode("{"), seed=2)])
+    assert isinstance(masks[0], RequestFailed) and isinstance(masks[1], torch.Tensor)
+
+
+def test_a_bounded_number_of_matchers_is_kept() -> None:
+    grammars = load()
+    for seed in range(KEPT + 10):
+        grammars.allowed(draw([], seed=seed))
+    assert len(grammars) == KEPT
+
+
+def test_a_vocabulary_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {}}))
+    with pytest.raises(CheckpointError, match="tokenizer"):
+        Grammars.load(tmp_path, frozenset(), 10)
