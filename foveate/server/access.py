@@ -17,7 +17,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from foveate.server.errors import shaped
 
-OPEN_PATHS = frozenset(("/health",))
+# The page holds no secrets and asks for a key itself; without it a browser could never send one.
+OPEN_PATHS = frozenset(("/health", "/"))
+OPEN_FOLDERS = ("/page/", "/examples/")
 _REFUSAL = {
     "error": {
         "message": "a valid API key is needed: Authorization: Bearer KEY",
@@ -37,7 +39,7 @@ class Access:
         self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"] in OPEN_PATHS or self._known(Headers(scope=scope)):
+        if scope["type"] == "lifespan" or _is_open(scope["path"]) or self._known(Headers(scope=scope)):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
@@ -53,6 +55,11 @@ class Access:
         given = _digest(token if kind.lower() == "bearer" and token else headers.get("x-api-key", ""))
         # Every key is compared, so that time tells neither which one matched nor how much of it.
         return any([hmac.compare_digest(given, digest) for digest in self._digests])
+
+
+def _is_open(path: str) -> bool:
+    folder, _, name = path.rpartition("/")
+    return path in OPEN_PATHS or (f"{folder}/" in OPEN_FOLDERS and bool(name))
 
 
 def _digest(key: str) -> bytes:

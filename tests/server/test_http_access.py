@@ -35,14 +35,16 @@ def closed() -> FastAPI:
 def test_b58_every_route_of_the_table_is_closed(closed: FastAPI) -> None:
     paths = {route.path for route in closed.routes}  # type: ignore[attr-defined]
     assert {CHAT, "/v1/models", "/metrics", "/health", "/openapi.json"} <= paths
-    more = {"//v1/models", "/V1/models", "/v1/models/", "/health/", "/health/../metrics", "/nope", "/HEALTH", "/"}
-    for path in (paths | more) - {"/health"}:
+    more = {"//v1/models", "/V1/models", "/v1/models/", "/health/", "/health/../metrics", "/nope", "/HEALTH", "/page/", "/page/a/b"}
+    page = {"/", "/page/{name}", "/examples/{name}"}
+    for path in (paths | more) - {"/health"} - page:
         for method in ("GET", "POST", "HEAD", "OPTIONS", "PUT"):
             response = ask(closed, method, path)
             assert response.status_code == 401, (method, path)
             assert response.headers["www-authenticate"] == "Bearer"
     assert ask(closed, "GET", "/v1/models").json()["error"]["code"] == "invalid_api_key"
-    assert ask(closed, "GET", "/health").status_code == 200
+    for path in ("/health", "/", "/page/app.js"):
+        assert ask(closed, "GET", path).status_code != 401, path
 
 
 @pytest.mark.parametrize(
