@@ -21,7 +21,7 @@ def toy_packs() -> PackShape:
 
 def parse() -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="python -m recipe", description="Train the bundled chart reader from nothing.")
+    parser = argparse.ArgumentParser(prog="python -m recipe", description="Train the bundled chart reader.")
     parser.add_argument("--out", type=Path, required=True, help="folder of the run; started again, it goes on")
     parser.add_argument("--shape", default="chart", choices=("chart", "third", "toy"), help="dimensions (toy: a CPU)")
     parser.add_argument("--seed", type=int, default=1, help="seed of weights and data")

@@ -56,7 +56,7 @@ if triton is not None:
         tl.store(out_ptr + base + index[:, None] * n + index[None, :], inverse)
 
     @triton.jit
-    def _scan(
+    def _scan(  # noqa: PLR0913 (a kernel takes pointers and sizes)
         p_ptr, b_ptr, gamma_ptr, out_ptr, count: tl.constexpr, dk: tl.constexpr, dv: tl.constexpr, part: tl.constexpr
     ):
         """`part` columns of one sequence's states a program."""
@@ -72,7 +72,7 @@ if triton is not None:
             state = state * tl.load(gamma_ptr + at) + b - pushed
 
     @triton.jit
-    def _scan_back(
+    def _scan_back(  # noqa: PLR0913
         grad_ptr, p_ptr, gamma_ptr, out_ptr, count: tl.constexpr, dk: tl.constexpr, dv: tl.constexpr, part: tl.constexpr
     ):
         """The same columns of the gradients, from the last chunk to the first."""

@@ -54,7 +54,7 @@ class BlockAttention(nn.Module):
         self.q_norm, self.k_norm = RmsNorm(dim, eps), RmsNorm(dim, eps)
 
     def forward(self, x: Tensor, context: Tensor, tables: tuple[Tensor, Tensor], mask: Tensor) -> Tensor:
-        """x [rows, n, hidden] (normed); context [rows, t, hidden]; tables [rows, t + n, dim]; mask [rows, 1, n, t + n]."""
+        """x [rows, n, hidden] (normed); context [rows, t, hidden]; tables [rows, t + n, dim]; mask [.., n, t + n]."""
         s, rows, n = self.shape, *x.shape[:2]
         both = torch.cat([context, x], 1)
         cos, sin = tables

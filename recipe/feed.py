@@ -50,6 +50,18 @@ class FeedPlan:
     workers: int = 15
 
 
+@dataclass(frozen=True)
+class Job:
+    """What a drawing process needs to know; `memory` is shared, `stride` bytes a pack."""
+
+    shape: PackShape
+    memory: mmap.mmap
+    stride: int
+    tokenizer: Path
+    draw: Draw
+    seed: int
+
+
 class PackFeed:
     """Packs in schedule order; make it before the GPU is touched (its processes are forked)."""
 
@@ -67,8 +79,9 @@ class PackFeed:
         self.handed = 0
         for slot in range(slots):
             self._hand_out(slot)
-        job = (shape, self.memory, self.stride, tokenizer, draw, plan.seed, self.tasks, self.done)
-        self.processes = [context.Process(target=_work, args=job, daemon=True) for _ in range(plan.workers)]
+        job = Job(shape, self.memory, self.stride, tokenizer, draw, plan.seed)
+        queues = (self.tasks, self.done)
+        self.processes = [context.Process(target=_work, args=(job, *queues), daemon=True) for _ in range(plan.workers)]
         for process in self.processes:
             process.start()
 
@@ -110,15 +123,14 @@ class PackFeed:
             process.join(timeout=5)
 
 
-def _work(
-    shape: PackShape, memory: Any, stride: int, tokenizer: Path, draw: Draw, seed: int, tasks: Any, done: Any
-) -> None:
+def _work(job: Job, tasks: Any, done: Any) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    encoder = Encoder(Tokenizer.from_file(str(tokenizer)))
+    encoder = Encoder(Tokenizer.from_file(str(job.tokenizer)))
     while True:
         number, slot = tasks.get()
+        out = job.shape.view(job.memory, slot * job.stride)
         try:
-            fill_pack(shape, encoder, draw, f"{seed}/{number}", shape.view(memory, slot * stride))
+            fill_pack(job.shape, encoder, job.draw, f"{job.seed}/{number}", out)
         except Exception:  # the trainer must hear of it, whatever it was
             done.put(traceback.format_exc())
             return

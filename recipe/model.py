@@ -25,6 +25,8 @@ from recipe.ops import (
 from recipe.shapes import Shape, TextShape
 from recipe.vision import Linear, VisionTower
 
+RESIDUAL = ("out_proj.weight", "o_proj.weight", "down_proj.weight")  # what writes into the residual stream
+
 
 class Pack(NamedTuple):
     """Tensors of one padded pack; rows of `tokens` hold whole conversations, one after another."""
@@ -259,7 +261,9 @@ def initialise(module: nn.Module, seed: int, residual_layers: int) -> None:
         elif p.ndim >= 2:
             std = {"pos_embed": 0.02, "embed_tokens": 0.05, "conv1d": 0.3}.get(name.split(".")[-2], 0.0)
             std = std or (3 * p.shape[-1]) ** -0.5
-            std *= residual_layers**-0.5 if name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight")) else 1
+            std *= (
+                residual_layers**-0.5 if name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight")) else 1
+            )
             p.data.copy_(torch.randn(p.shape, generator=generator) * std)
         elif name.endswith("bias"):
             p.data.zero_()

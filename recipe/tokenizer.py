@@ -2,8 +2,9 @@
 
 Owns the vocabulary (2032 learned ids, then special tokens at fixed ids), the chat template and the generation and
 preprocessor configs. Two ways to learn it: merges of any text, or (spelling) whole words for the wording of questions
-and answers alone, so that a chart's own words are spelt letter by letter, as digits are. Promises single digits, lossless round trips of any text, and placeholders as ids of their own.
-Refuses to render conversations: `recipe.encode` builds ids from segments, a user's text is never searched.
+and answers alone, so that a chart's own words are spelt letter by letter, as digits are. Promises single digits,
+lossless round trips of any text, and placeholders as ids of their own. Refuses to render conversations:
+`recipe.encode` builds ids from segments, a user's text is never searched.
 """
 
 import json
@@ -67,7 +68,9 @@ def train_tokenizer(texts: Iterable[str], learned: int = LEARNED) -> Tokenizer:
     return _finish(tokenizer, learned)
 
 
-def spelling_tokenizer(conversations: Iterable[Iterable[str]], learned: int = LEARNED, share: float = 0.01) -> Tokenizer:
+def spelling_tokenizer(
+    conversations: Iterable[Iterable[str]], learned: int = LEARNED, share: float = 0.01
+) -> Tokenizer:
     """Bytes, and as wholes the words that occur in at least `share` of the conversations; no merges at all."""
     cut = _around(models.BPE()).pre_tokenizer
     found: Counter[str] = Counter()

@@ -58,7 +58,10 @@ class Trainer:
     def __init__(self, shape: Shape, packs: PackShape, plan: TrainPlan, device: torch.device) -> None:
         self.plan, self.device, self.step = plan, device, 0
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self.reader, self.head = ChartReader(shape), CharacterHead(shape.text.hidden, shape.vision.hidden, plan.patch_share)
+        self.reader, self.head = (
+            ChartReader(shape),
+            CharacterHead(shape.text.hidden, shape.vision.hidden, plan.patch_share),
+        )
         initialise(self.reader, plan.seed, 2 * shape.text.layers)
         initialise(self.head, plan.seed + 1, 1)
         self.reader.to(device)
@@ -66,7 +69,7 @@ class Trainer:
         named = [*self.reader.named_parameters(), *(("head." + n, p) for n, p in self.head.named_parameters())]
         self.optimizer = MuonAdam(named, shape.text.key_heads * shape.text.key_dim)
         self.static = StaticPack(packs, device)
-        self.sums = torch.zeros(4, device=device)  # answer loss, character loss, character accuracy, gradient norm
+        self.sums = torch.zeros(4, device=device)  # answer loss, character loss, characters read, norm
         self.characters = torch.tensor(plan.characters, device=device)
 
     def prepare(self, buffer: object) -> None:
@@ -128,7 +131,12 @@ class Trainer:
     def save(self, path: Path) -> None:
         """Write everything a later run needs to go on, replacing the old file in one move."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        state = {"step": self.step, "plan": asdict(self.plan), "tensors": self.tensors(), "optimizer": self.optimizer.state()}
+        state = {
+            "step": self.step,
+            "plan": asdict(self.plan),
+            "tensors": self.tensors(),
+            "optimizer": self.optimizer.state(),
+        }
         torch.save(state, path.with_suffix(".new"))
         path.with_suffix(".new").replace(path)
 
@@ -158,5 +166,3 @@ def saved_step(path: Path) -> int:
 def write_figures(path: Path, figures: dict[str, object]) -> None:
     """One JSON object, indented."""
     path.write_text(json.dumps(figures, indent=1) + "\n")
-
-

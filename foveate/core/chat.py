@@ -61,11 +61,12 @@ class Form:
     """What the answer's text must look like: one of KINDS, with what it takes.
 
     'json' (any object), 'schema' (a JSON schema), 'regex', 'choice' (a list of texts), 'grammar' (Lark, as llguidance
-    reads it, or GBNF).
+    reads it, or GBNF). `param` is where the request asks for it.
     """
 
     kind: str
     value: Any = None
+    param: str = "response_format"
 
 
 KINDS = ("json", "schema", "regex", "choice", "grammar")

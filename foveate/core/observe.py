@@ -26,9 +26,11 @@ SPREADS: Mapping[str, tuple[float, ...]] = MappingProxyType(
         "first_token_s": _LATENCY_S,
         "total_s": _LATENCY_S,
         "prefill_s": _LATENCY_S,
+        "inference_s": _LATENCY_S,
         "generation_s": _LATENCY_S,
         "per_token_s": _WORK_S,
         "image_decode_s": _WORK_S,
+        "image_queue_s": _WORK_S,
         "image_encode_s": _WORK_S,
         "step_s": _WORK_S,
         "step_tokens": _TOKENS,
@@ -216,6 +218,7 @@ class Counters:
         self._put("first_token_s", timings.first_token_s)
         self._put("total_s", outcome.total_s)
         self._put("prefill_s", timings.prefill_s)
+        self._put("inference_s", max(0.0, outcome.total_s - timings.queued_s))
         self._put("generation_s", timings.generation_s)
         if outcome.output_tokens > 1:
             self._put("per_token_s", timings.generation_s / (outcome.output_tokens - 1))
@@ -223,6 +226,9 @@ class Counters:
     def _image(self, image: ImageTiming) -> None:
         if image.decode_start_s is not None and image.decode_end_s is not None:
             self._put("image_decode_s", image.decode_end_s - image.decode_start_s)
+        if image.decode_end_s is not None and image.encode_start_s is not None:
+            # Encoded for an earlier request: it waited for nothing.
+            self._put("image_queue_s", max(0.0, image.encode_start_s - image.decode_end_s))
         if image.encode_start_s is not None and image.encode_end_s is not None:
             self._put("image_encode_s", image.encode_end_s - image.encode_start_s)
 

@@ -19,8 +19,8 @@ from foveate.core.errors import InvalidRequest
 from foveate.prompt.typed import is_text
 
 MAX_BYTES = 256 * 1024
-# White space is bounded: a weak model would otherwise fill an answer with it.
-_LAYOUT = {"whitespace_pattern": r"[ \n\t]{0,16}"}
+# Room for a plain or an indented layout and no more: a weak model would otherwise fill an answer with white space.
+_LAYOUT = {"whitespace_pattern": r"( |\n[ \t]{0,16})?"}
 _THOUGHT = 'thought[suffix="</think>"]: /(.|\\n)*/\n'
 # Either words alone, or words up to the mark of a first call: a lexer takes the longest, so one rule cannot be both.
 _AUTO = 'WORDS: /(.|\\n)*/ & ~/(.|\\n)*<tool_call>(.|\\n)*/\nfirst[suffix="<tool_call>"]: /(.|\\n)*/\n'
@@ -47,7 +47,7 @@ def grammar_of(form: Form | None, tools: Tools | None, frame: Frame) -> str:
     rules = [start, "gap: /\\n*/\n", _THOUGHT if frame.opened else "", _AUTO if "WORDS" in bodies else "", calls]
     parts = [{"lark_grammar": "".join(rules)}, *([_form(form) | {"name": "form"}] if form is not None else [])]
     grammar = json.dumps({"grammars": parts})
-    _check(grammar, "tools" if form is None else "response_format")
+    _check(grammar, "tools" if form is None else form.param)
     return grammar
 
 
@@ -78,7 +78,7 @@ def _form(form: Form) -> dict[str, Any]:
     try:
         return {"lark_grammar": grammar_from("grammar", value)}
     except ValueError as fault:
-        raise InvalidRequest(f"the grammar is not valid: {_reason(str(fault))}", "structured_outputs") from None
+        raise InvalidRequest(f"the grammar is not valid: {_reason(str(fault))}", form.param) from None
 
 
 def _calls(tools: Tools, elements: bool) -> str:

@@ -17,6 +17,8 @@ from tokenizers import Tokenizer
 from foveate.core.errors import CheckpointError, InvalidRequest
 from foveate.core.vocabulary import token_bytes
 
+LONG_TEXT = 4096  # characters; some milliseconds of work
+
 
 class Tokens:
     """The vocabulary of one model.
@@ -55,7 +57,10 @@ class Tokens:
     def encode(self, text: str) -> list[int]:
         """Ids of a text; added tokens in it become their ids. InvalidRequest for a text that is not valid Unicode."""
         try:
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
+            if len(text) < LONG_TEXT:
+                return self._tokenizer.encode(text, add_special_tokens=False).ids
+            # Only the call for batches lets go of the interpreter while it works: other threads must not wait.
+            return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
         except (UnicodeEncodeError, TypeError):  # the library reports a lone surrogate as either
             raise InvalidRequest("the text holds half of a surrogate pair, which is not valid Unicode") from None
 

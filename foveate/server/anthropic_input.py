@@ -62,7 +62,7 @@ def _request(ask: MessagesRequest | CountTokensRequest, wishes: Wishes, service:
         pictures.checked(service, "messages"),
         wishes,
         tools=_tools(ask.tools or (), ask.tool_choice),
-        form=None if wanted is None else Form("schema", wanted.schema_),
+        form=None if wanted is None else Form("schema", wanted.schema_, "output_config.format.schema"),
         open_end=messages[-1]["role"] == "assistant",
         effort=_effort(ask, service),
     )

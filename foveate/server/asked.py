@@ -85,4 +85,4 @@ def schema_form(schema: Any, param: str) -> Form:
     """The form of an answer that follows a JSON schema; InvalidRequest when there is none."""
     if schema is None:
         raise InvalidRequest(f"{param}: a JSON schema is needed", param)
-    return Form("schema", schema)
+    return Form("schema", schema, param)

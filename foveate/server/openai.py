@@ -133,7 +133,7 @@ def _form(ask: ChatCompletionRequest) -> Form | None:
 def extra_form(extra: StructuredOutputs) -> Form | None:
     """The one form that is asked for, if any. Raises InvalidRequest for several."""
     forms = [
-        Form(kind, value)
+        Form(kind, value, "structured_outputs")
         for kind, value in (
             ("schema", extra.json_),
             ("json", extra.json_object or None),

@@ -161,7 +161,11 @@ def _form(ask: ResponsesRequest) -> Form | None:
     wanted = None if ask.text is None else ask.text.format
     if wanted is None or wanted.type == "text":
         return None
-    return Form("json") if wanted.type == "json_object" else schema_form(wanted.schema_, "text.format.schema")
+    return (
+        Form("json", None, "text.format")
+        if wanted.type == "json_object"
+        else schema_form(wanted.schema_, "text.format.schema")
+    )
 
 
 def _wishes(ask: ResponsesRequest) -> Wishes:

@@ -11,6 +11,7 @@ from tests.cases.oracle import House, open_house
 from tests.support.harness import tiny
 from tests.support.web import PictureHost, picture_host
 
+
 @pytest.fixture(scope="session")
 def web() -> Iterator[PictureHost]:
     with picture_host() as host:

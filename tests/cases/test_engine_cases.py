@@ -1,4 +1,4 @@
-"""Cases B26 to B35: chunk ends, full caches, pressure and company never change an answer, and nothing waits for ever."""
+"""Cases B26 to B35: chunk ends, full caches, pressure and company change no answer, and nothing waits for ever."""
 
 from __future__ import annotations
 

@@ -17,9 +17,10 @@ from foveate.core.plan import StepPlan
 from foveate.prompt.chat import ChatTemplate
 from foveate.prompt.pixels import Picture
 from foveate.service import prepare
-from tests.cases.oracle import House, eventually, open_house, refused, user
+from tests.cases.oracle import House, eventually, open_house, part, refused, user
 from tests.life.gates import Gate, gated
 from tests.support.engines import png
+from tests.support.web import PictureHost
 
 PICTURES = [png(400 + i) for i in range(8)]
 
@@ -138,6 +139,29 @@ def test_B41_nothing_of_a_picture_or_prompt_runs_on_the_event_loop(
         assert not late.done()
         gate.open()
         assert late.result().reason == "length"
+
+
+def test_B41_slow_fetches_run_side_by_side_and_delay_nobody(house: House, web: PictureHost) -> None:
+    gate, arrived = Gate(), threading.Semaphore(0)
+
+    def slow(page: Any) -> None:
+        arrived.release()
+        gate.pass_through(page)
+        page.send_response(200)
+        page.send_header("Content-Length", str(len(PICTURES[3])))
+        page.end_headers()
+        page.wfile.write(PICTURES[3])
+
+    web.pages |= {"/slow": slow, "/quick": PICTURES[4]}
+    with ThreadPoolExecutor(20) as pool:
+        gate.close(lambda page: True)
+        late = [pool.submit(house.ask, part(web.url("/slow")), "late") for _ in range(20)]
+        assert all(arrived.acquire(timeout=30) for _ in late), "all twenty are being fetched at once"
+        want = house.ask(PICTURES[4], "meanwhile")
+        assert house.ask(part(web.url("/quick")), "meanwhile").same(want)
+        assert house.http.get("/health").status_code == 200 and not any(one.done() for one in late)
+        gate.open()
+        assert len({one.result().text for one in late}) == 1
 
 
 def test_B42_a_text_stream_goes_on_while_an_image_is_encoded(house: House) -> None:

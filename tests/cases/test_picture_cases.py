@@ -19,6 +19,7 @@ from PIL import Image, ImageOps
 
 from tests.cases.oracle import House, open_house, part, refused, url, user
 from tests.support.engines import png
+from tests.support.pillow_images import SOURCE, pictures
 from tests.support.web import PictureHost
 
 Way = Callable[[bytes], str]
@@ -258,3 +259,31 @@ def test_B17_pictures_below_the_limit_pass_and_larger_ones_are_413(house: House)
         assert house.ask(padded, "how large?").same(want)
     refused(house.post(user(jpeg + bytes(21 * 2**20), "how large?")), 413, "request_too_large")
     refused(house.post(user(*[jpeg + bytes(17 * 2**20)] * 4, "how large?")), 413, "request_too_large")
+
+
+NAMED = """
+hopper_orientation_2.jpg hopper_orientation_5.webp hopper_orientation_8.jpg orientation_rectangle.jpg transparent.png
+p_trns_single.png 1_trns.png tRNS_null_1x1.png truncated_jpeg.jpg truncated_image.png truncated_end_chunk.png
+broken_data_stream.png broken.png apng/chunk_no_fctl.png decompression_bomb.gif decompression_bomb.ico
+png_decompression_dos.png bmp/b/reallybig.bmp bmp/b/badwidth.bmp bmp/b/shortfile.bmp avif/hopper.heif fujifilm.mpo
+l2rgb_read.bmp ultrahdr.jpg zero_width.gif unknown_compression_method.png seek_too_large.tif bmp/q/pal8oversizepal.bmp
+apng/syntax_num_frames_zero.png tiff_tiled_jpeg_oob_read.tif hopper_webp.tif hopper_unknown_pixel_mode.tif
+"""
+REFUSED = """
+truncated_jpeg.jpg truncated_image.png truncated_end_chunk.png broken_data_stream.png broken.png apng/chunk_no_fctl.png
+decompression_bomb.gif decompression_bomb.ico png_decompression_dos.png bmp/b/reallybig.bmp bmp/b/badwidth.bmp
+bmp/b/shortfile.bmp avif/hopper.heif l2rgb_read.bmp zero_width.gif unknown_compression_method.png
+"""
+
+
+@pytest.mark.skipif(not SOURCE.is_file(), reason=f"{SOURCE.name} is missing: run tools/pillow_images.py")
+def test_B01_B04_B06_B08_B09_B12_B17_the_named_files_of_pillow(house: House) -> None:
+    """All of its files go through the decoder in tests/prompt; the ones that the cases name go through the server."""
+    found = {name: data for name, data in pictures() if name in NAMED.split()}
+    assert set(REFUSED.split()) < set(found) and len(found) > 25
+    for name, data in found.items():
+        response = house.post(user(data, name), max_tokens=1)
+        if name in REFUSED.split():
+            refused(response, 400, "invalid_image")
+        elif response.status_code != 200:
+            refused(response, 400)

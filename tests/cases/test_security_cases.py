@@ -81,7 +81,13 @@ def test_B55_every_hop_is_checked(house: House, web: PictureHost, names: dict[st
 
     web.pages |= {"/good": png(2), "/inner": leads("/good"), "/loop": leads("/loop")}
     assert house.ask(part(web.url("/inner")), "what?").same(house.ask(png(2), "what?"))
-    targets = ["http://169.254.169.254/x", "http://10.0.0.1/x", "http://127.0.0.1:1/x", "file:///etc/passwd", "ftp://x/"]
+    targets = [
+        "http://169.254.169.254/x",
+        "http://10.0.0.1/x",
+        "http://127.0.0.1:1/x",
+        "file:///etc/passwd",
+        "ftp://x/",
+    ]
     targets += ["http://two.example/x", "gopher://127.0.0.1/", "data:image/png;base64,AA==", "//169.254.169.254/x"]
     names["two.example"] = ["10.1.2.3"]
     for n, target in enumerate(targets):
@@ -90,7 +96,7 @@ def test_B55_every_hop_is_checked(house: House, web: PictureHost, names: dict[st
     assert "redirects" in refused(house.post(user(part(web.url("/loop")), "what?")), 400)
 
 
-def test_B55_the_checked_address_is_the_one_dialled(house: House, web: PictureHost, names: dict[str, list[str]]) -> None:
+def test_B55_the_checked_address_is_dialled(house: House, web: PictureHost, names: dict[str, list[str]]) -> None:
     """A name that answers differently the second time is not asked a second time."""
     names["once.example"] = ["127.0.0.1"]
     web.pages["/named"] = png(3)
@@ -163,7 +169,8 @@ def test_B58_every_route_asks_for_the_key_but_health(locked: House) -> None:
     for path in sorted(paths - {"/health"}) + odd:
         for method in ("GET", "POST", "HEAD", "PUT", "DELETE", "OPTIONS", "PATCH", "TRACE"):
             for head in heads:
-                response = locked.http.request(method, path.replace("{model_id:path}", "x"), headers={"Authorization": "", **head})
+                head = {"Authorization": "", **head}
+                response = locked.http.request(method, path.replace("{model_id:path}", "x"), headers=head)
                 assert response.status_code == 401, (method, path, head, response.status_code)
     assert locked.http.get("/health", headers={"Authorization": ""}).status_code == 200
 

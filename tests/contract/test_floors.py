@@ -22,6 +22,7 @@ MAY_IMPORT = {
     "engine": {"sched", "run", "core"},
     "service": {"prompt", "engine", "core"},
     "server": {"service", "core"},
+    "offline": {"core", "engine", "service"},
     "show": {"core", "evals"},
     "evals": {"core"},
     "bench": {"core", "engine", "service"},

@@ -21,7 +21,6 @@ from tests.cases.test_picture_cases import encoded, gradient
 from tests.support.harness import tiny
 
 
-
 def bounded(examples: int) -> Any:
     """So many examples, the same ones each time."""
     return settings(
@@ -88,12 +87,14 @@ def test_odd_urls(house: House, where: str) -> None:
     sound(house, house.http.post(CHAT, json={"messages": user(part(where), "x"), "max_tokens": 1}))
 
 
-NAMES = st.sampled_from(
-    "messages role content type text image_url url detail model stream n stop seed temperature max_tokens logit_bias "
-    "tools tool_calls function name arguments top_p logprobs stream_options response_format json_schema".split()
-)
+WORDS = """
+messages role content type text image_url url detail model stream n stop seed temperature max_tokens logit_bias
+tools tool_calls function name arguments top_p logprobs stream_options response_format json_schema
+"""
+NAMES = st.sampled_from(WORDS.split())
+NUMBERS = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=20),
+    st.none() | st.booleans() | NUMBERS | st.text(max_size=20),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES | st.text(max_size=8), inner, max_size=5),
     max_leaves=25,
 )

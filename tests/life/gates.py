@@ -1,7 +1,7 @@
 """Stops a running engine at a chosen stage of a request, so that a test can act exactly there.
 
-Owns the gates in the encoder and in the step, and counts what went through them. A closed gate lets the first that comes
-say that it has arrived, and holds it (and all behind it) until the test opens it.
+Owns the gates in the encoder and in the step, and counts what went through them. A closed gate lets what it is
+closed for say that it has arrived, and holds it until the test opens it.
 """
 
 from __future__ import annotations

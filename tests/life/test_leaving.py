@@ -8,6 +8,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,14 @@ def gone(house: House) -> bool:
 
 
 def idle_but_for(gate: Gate, house: House) -> Callable[[], bool]:
-    """Whether the engine has done all it can and heard all there is; in a step that the gate holds it can do nothing."""
+    """Whether the engine has done all it can and heard all there is; in a step that the gate holds it cannot."""
     loop = house.engine.loop
     return lambda: gate is loop._executor.gate or (loop._resting and loop._mailbox.empty())
+
+
+def noticed(gate: Gate, house: House) -> bool:
+    """Whether server and engine know that the client has left."""
+    return gone(house) and idle_but_for(gate, house)()
 
 
 def rounds(house: House, stream: bool, content: list[Any], reach: Callable[[], Gate], spent: Callable[[], int]) -> None:
@@ -59,11 +65,10 @@ def rounds(house: House, stream: bool, content: list[Any], reach: Callable[[], G
         gate = reach()
         sock = house.open_request(user(*content), stream=stream, n=1 + 2 * (round_ % 2), max_tokens=300)
         assert gate.reached.wait(30), "the stage was not reached"
-        idle = idle_but_for(gate, house)
-        eventually(idle)
+        eventually(idle_but_for(gate, house))
         at = spent()
         sock.close()
-        eventually(lambda: gone(house) and idle())
+        eventually(partial(noticed, gate, house))
         gate.open()
         house.settle()
         eventually(lambda: house.engine.loop._encoder.worker.silent_since_s is None)
@@ -73,18 +78,23 @@ def rounds(house: House, stream: bool, content: list[Any], reach: Callable[[], G
     eventually(lambda: all(now <= then for now, then in zip(vitals(), before, strict=True)), lambda: (vitals(), before))
 
 
+def waits(house: House, requests: int) -> bool:
+    """Whether so many requests wait for a slot."""
+    return house.engine.loop.stats().waiting == requests
+
+
 @MODES
 def test_leaving_while_queued(house: House, stream: bool) -> None:
-    with ThreadPoolExecutor(1) as pool, gated(house) as (encode, step):
+    with ThreadPoolExecutor(1) as pool, gated(house) as (encode, _):
         for round_ in range(ROUNDS):
             encode.close(lambda pixels: True)
             holder = pool.submit(house.ask, PICTURES[0], "holds the slot")
             assert encode.reached.wait(30)
             sock = house.open_request(user(PICTURES[1], "queued"), stream=stream, n=1 + 2 * (round_ % 2))
-            eventually(lambda: house.engine.loop.stats().waiting == 1 + 2 * (round_ % 2))
+            eventually(partial(waits, house, 1 + 2 * (round_ % 2)))
             at = encode.passed
             sock.close()
-            eventually(lambda: house.engine.loop.stats().waiting == 0)
+            eventually(partial(waits, house, 0))
             encode.open()
             assert holder.result().usage["completion_tokens"] == 8
             house.settle()
@@ -128,7 +138,7 @@ def test_leaving_while_decoding(house: House, stream: bool, monkeypatch: pytest.
 
 @MODES
 @pytest.mark.parametrize("image", [1, 3])
-def test_leaving_while_image_k_is_encoded_and_prefill_waits_for_its_rows(house: House, stream: bool, image: int) -> None:
+def test_leaving_while_image_k_is_encoded_and_prefill_waits_for_it(house: House, stream: bool, image: int) -> None:
     with gated(house) as (encode, step):
         began = 0
 
@@ -152,7 +162,7 @@ def test_leaving_while_prefilling(house: House, stream: bool) -> None:
             step.close(middle)
             return step
 
-        rounds(house, stream, [PICTURES[0], "a text of some length that takes several steps"], reach, lambda: step.passed)
+        rounds(house, stream, [PICTURES[0], "a text that takes several steps"], reach, lambda: step.passed)
 
 
 @MODES
@@ -176,7 +186,8 @@ def test_a_storm_of_two_hundred_leavers(folder: Path) -> None:
         want = [house.ask(PICTURES[k], f"stays {k}") for k in range(3)]
 
         def leave(number: int) -> None:
-            pictures = [PICTURES[rng.randrange(3)] if rng.random() < 0.5 else png(300 + number) for _ in range(number % 4)]
+            own = png(300 + number)
+            pictures = [PICTURES[rng.randrange(3)] if rng.random() < 0.5 else own for _ in range(number % 4)]
             sock = house.open_request(user(*pictures, f"goes {number}"), stream=number % 2 == 0, max_tokens=60)
             pause.wait(rng.random() * 0.2)
             if number % 3 == 0:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from foveate.core.errors import CheckpointError, InvalidRequest
-from foveate.prompt.tokens import Tokens
+from foveate.prompt.tokens import LONG_TEXT, Tokens
 from tests.prompt.vocabulary import MARKUP, SPECIAL, make_tokenizer, make_tokens
 
 TOKENS = make_tokens()
@@ -62,3 +62,12 @@ def test_unusable_files_are_named(tmp_path: Path) -> None:
     other.save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(CheckpointError, match="byte-level"):
         Tokens.load(tmp_path)
+
+
+def test_long_texts_give_the_same_ids_by_the_other_call() -> None:
+    """Long ones go through the library's call for batches, which lets other threads run meanwhile."""
+    line = "some words, <think> and a 'quote' é \U0001f600\n"
+    text = line * (2 * LONG_TEXT // len(line))
+    assert TOKENS.encode(text) == TOKENS._tokenizer.encode(text, add_special_tokens=False).ids
+    with pytest.raises(InvalidRequest):
+        TOKENS.encode(text + "\ud800")

@@ -1,6 +1,8 @@
 """The trainable model and both drafters compute what the released architectures compute (fp32, CPU, toy size)."""
 
+import json
 import random
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +23,7 @@ from recipe.ops import gated_delta
 from recipe.packs import PackShape, fill_pack
 from recipe.shapes import preset
 from recipe.staging import StaticPack
-from recipe.tokenizer import special_ids, train_tokenizer
+from recipe.tokenizer import special_ids, spelling_tokenizer, train_tokenizer
 
 PACKS = PackShape(rows=3, row=192, patches=512, labels=128, longest_image=64, images=96, segments=64)
 
@@ -68,7 +70,7 @@ def static(tokenizer: Any) -> StaticPack:
 def segments(static: StaticPack) -> list[tuple[int, int]]:
     """First and past-last token of every conversation in the pack."""
     edges, ids = static["edges"].tolist(), static["ids"].flatten()
-    return [(a, b) for a, b in zip(edges, edges[1:], strict=False) if a < b and bool(ids[a:b].any())]
+    return [(a, b) for a, b in pairwise(edges) if a < b and bool(ids[a:b].any())]
 
 
 def images_of(static: StaticPack, first: int, past: int) -> dict[str, torch.Tensor]:
@@ -110,8 +112,6 @@ def test_mtp_equals_transformers_layer(checkpoint: Path) -> None:
     from transformers import Qwen3_5TextConfig
     from transformers.modeling_layers import MtpLayer
     from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5RMSNorm
-
-    import json
 
     config = json.loads((checkpoint / "config.json").read_text())["text_config"]
     config["layer_types"], config["num_hidden_layers"] = ["full_attention"], 1
@@ -224,3 +224,11 @@ def test_special_ids_stand_behind_the_learned_ones(tokenizer: Any) -> None:
     assert ids["<|endoftext|>"] == 480 and ids["<|image_pad|>"] == 486 and ids["<|mask|>"] == 494
     text = "Größe 12.5 %\n→ 3"
     assert tokenizer.decode(tokenizer.encode(text).ids) == text
+
+
+def test_spelling_keeps_wording_whole_and_spells_the_rest() -> None:
+    talks = [[f"What is the value of {name}?", "12"] for name in ("Bakery", "Manganese", "Oslo")]
+    tokens = spelling_tokenizer(talks, learned=480, share=0.5)
+    assert tokens.encode("What is the value of Oslo?").tokens[5:] == ["Ġ", "O", "s", "l", "o", "?"]
+    assert tokens.token_to_id("<|endoftext|>") == 480
+    assert tokens.decode(tokens.encode("Größe 12.5 %\n→ 3").ids) == "Größe 12.5 %\n→ 3"

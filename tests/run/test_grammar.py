@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+from array import array
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,12 @@ import torch
 
 from foveate.core.chat import Form
 from foveate.core.errors import CheckpointError, RequestFailed
-from foveate.core.plan import Draw
+from foveate.core.plan import Draw, Slice
 from foveate.core.values import Sampling
 from foveate.prompt.schema import Frame, grammar_of
 from foveate.prompt.tokens import Tokens
 from foveate.run.grammar import KEPT, Grammars
+from foveate.run.verify import settle
 from tests.support.harness import tiny
 
 FOLDER = tiny("dense")[2]
@@ -74,3 +77,26 @@ def test_a_vocabulary_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {}}))
     with pytest.raises(CheckpointError, match="tokenizer"):
         Grammars.load(tmp_path, frozenset(), 10)
+
+
+def drafted(ids: list[int], drafts: list[int], temperature: float) -> Slice:
+    wanted = replace(draw(ids), sampling=Sampling(grammar=SCHEMA, seed=1, temperature=temperature))
+    tokens = (ids[-1] if ids else 7, *drafts)
+    axis = array("q", range(len(tokens)))
+    return Slice(1, 0, tokens, (axis,), (), 0, draft_len=len(drafts), draw=wanted)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_are_verified_under_the_grammar(temperature: float) -> None:
+    rows, start = TOKENS.vocab_size + 3, TOKENS.encode('{"a"')
+    noise = torch.randn(8, rows, generator=torch.Generator().manual_seed(4))
+    alone: list[int] = []
+    for row in range(4):
+        ((result, _),) = settle([drafted(start + alone, [], temperature)], noise[row : row + 1], load())
+        alone += result.tokens
+    for drafts in (alone[:3], [alone[0], END, 5], [END], TOKENS.encode("zz")):
+        ((result, path),) = settle([drafted(start, drafts, temperature)], noise[: len(drafts) + 1], load())
+        assert list(result.tokens) == alone[: len(result.tokens)] and len(path) == len(result.tokens)
+    wrong = drafted(TOKENS.encode("["), [], temperature)
+    ((result, _),) = settle([wrong], noise[:1], load())
+    assert isinstance(result.error, RequestFailed)

@@ -227,11 +227,12 @@ def test_failure_in_mid_stream_is_the_last_event(live: Live, raised: Exception, 
     lines = live.events()
     assert lines[-1].startswith('data: {"error":') and "secret" not in lines[-1]
     assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == code
-    assert live.service.closed == 1
+    assert live.service.close_seen.wait(10) and live.service.closed == 1
+    live.service.close_seen.clear()
     live.play(TextDelta(0, "a", 1), raised)
     response = live.chat()
     assert response.status_code == 500 and response.json()["error"]["code"] == code
-    assert live.service.closed == 2
+    assert live.service.close_seen.wait(10) and live.service.closed == 2
 
 
 def test_an_answer_that_stops_short_is_an_error_and_not_a_success(live: Live) -> None:

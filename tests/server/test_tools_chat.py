@@ -194,3 +194,56 @@ def test_the_real_client_sees_refusals_by_name(stage: Stage) -> None:
     with stage.openai() as client, pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model=stage.name, messages=ASK, tool_choice="required")  # type: ignore[arg-type]
     assert caught.value.param == "tool_choice"
+
+
+BAD = {"type": "object", "properties": {"a": {"type": "nonsense"}}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        (
+            "/v1/chat/completions",
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": BAD}}},
+            "response_format.json_schema.schema",
+        ),
+        ("/v1/chat/completions", {"structured_outputs": {"regex": "("}}, "structured_outputs"),
+        (
+            "/v1/chat/completions",
+            {"tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f", "parameters": BAD}}]},
+            "tools",
+        ),
+        ("/v1/responses", {"text": {"format": {"type": "json_schema", "schema": BAD}}}, "text.format.schema"),
+        ("/v1/messages", {"output_config": {"format": {"type": "json_schema", "schema": BAD}}}, None),
+        ("/v1/completions", {"structured_outputs": {"grammar": "start: x"}}, "structured_outputs"),
+    ],
+)
+def test_what_is_no_grammar_is_a_400_everywhere(stage: Stage, path: str, fields: dict[str, Any], param: str) -> None:
+    asked = {
+        "messages": {"messages": ASK, "max_tokens": 5},
+        "responses": {"input": "x"},
+        "completions": {"prompt": "x"},
+    }
+    asked["chat/completions"] = {"messages": ASK}
+    response = stage.http.post(path, json=asked[path.removeprefix("/v1/")] | fields)
+    assert response.status_code == 400 and response.json()["error"].get("param") == param, response.text
+
+
+def test_forms_and_strict_tools_through_every_api(stage: Stage) -> None:
+    schema = {"enum": ["yes", "no"]}
+    with stage.openai() as client, stage.anthropic() as other:
+        form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+        chat = client.chat.completions.create(model=stage.name, messages=ASK, response_format=form)  # type: ignore[call-overload]
+        text = {"format": {"type": "json_schema", "name": "n", "schema": schema}}
+        response = client.responses.create(model=stage.name, input="x", text=text)  # type: ignore[call-overload]
+        config = {"format": {"type": "json_schema", "schema": schema}}
+        message = other.messages.create(model=stage.name, max_tokens=9, messages=ASK, output_config=config)  # type: ignore[arg-type]
+        body = {"structured_outputs": {"choice": ["yes", "no"]}}
+        legacy = client.completions.create(model=stage.name, prompt="x", extra_body=body)
+    said = {chat.choices[0].message.content, response.output_text, message.content[0].text}  # type: ignore[union-attr]
+    assert said <= {'"yes"', '"no"'} and legacy.choices[0].text in ("yes", "no")
+    narrow = {"type": "object", "properties": {"path": {"enum": ["a", "b"]}}, "required": ["path"]}
+    strict = {"type": "function", "function": {"name": "look", "parameters": narrow, "strict": True}}
+    found = whole(stage, tools=[strict], tool_choice="required", parallel_tool_calls=False, seed=3)
+    assert found[0]["tool_calls"][0]["function"]["arguments"] in ('{"path":"a"}', '{"path":"b"}')
+    assert found[1] == "tool_calls"

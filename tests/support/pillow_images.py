@@ -1,8 +1,8 @@
 """Pillow's own test images as hostile input: read from its source package, never copied into the project.
 
 The package is looked for as `.venv/pillow-images/pillow-VERSION.tar.gz`, VERSION being the installed one, where
-`tools/pillow_images.py` puts it. Run as a program it decodes every file in this process and prints one JSON object: what
-was read, what was refused, what went wrong, and what it took.
+`tools/pillow_images.py` puts it. Run as a program it decodes every file in this process and prints one JSON object:
+what was read, what was refused, what went wrong, and what it took.
 """
 
 from __future__ import annotations
