@@ -23,7 +23,6 @@ from typing import Any
 import httpx
 from rich.console import Console
 from rich.rule import Rule
-from rich.table import Table
 from rich.text import Text
 
 from foveate.evals.score import is_right
@@ -156,20 +155,12 @@ def _mark(right: bool) -> Text:
 
 
 def _verdict(results: list[tuple[Stop, Given]], console: Console) -> int:
-    table = Table(title="all answers")
-    for name in ("N", "question", "expected", "given", "first token", "hidden"):
-        numeric = name in ("N", "first token", "hidden")
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=True, overflow="ellipsis")
-    wrong = 0
-    for stop, given in results:
-        right = stop.right(given.text)
-        wrong += not right
-        times = [f"{given.timings.get(name, 0.0):.2f} s" for name in ("first_token_s", "hidden_s")]
-        shown = Text(given.text, style="green" if right else "bold red")
-        table.add_row(str(len(stop.images)), stop.question, stop.answer, shown, *times)
+    wrong = [(stop, given) for stop, given in results if not stop.right(given.text)]
     console.print(Rule())
-    console.print(table)
-    console.print(
-        Text(f"{len(results) - wrong} of {len(results)} answers are right", style="red" if wrong else "green")
-    )
+    for stop, given in wrong:
+        console.print(Text(f"wrong: {stop.question} expected {stop.answer}, given {given.text}", style="bold red"))
+    encode_s, hidden_s = (sum(g.timings.get(name, 0.0) for _, g in results) for name in ("encode_s", "hidden_s"))
+    right = f"{len(results) - len(wrong)} of {len(results)} answers are right"
+    console.print(Text(right, style="bold red" if wrong else "bold green"), end="; ")
+    console.print(Text(f"of {encode_s:.1f} s of encoding, {hidden_s:.1f} s were hidden under prefill"))
     return 1 if wrong else 0

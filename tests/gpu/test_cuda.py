@@ -1,4 +1,4 @@
-"""The same answers on a GPU: logits against the CPU, every placement of the encoder, and the bundled model's answers."""
+"""The same answers on a GPU: tokens against the CPU, every placement of the encoder, the bundled model."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ def test_tokens_equal_those_of_the_cpu(kind: str) -> None:
     jobs = [make_job(100 + i, i % 5, 30) for i in range(8)]
     want = [outcome.tokens for outcome in Drive(kind).run(jobs)]
     assert [outcome.tokens for outcome in CudaDrive(kind).run(jobs)] == want
-    assert [outcome.tokens for outcome in CudaDrive(kind, landing=late(1), step_tokens=24, mixed_tokens=16).run(jobs)] == want
+    assert [
+        outcome.tokens for outcome in CudaDrive(kind, landing=late(1), step_tokens=24, mixed_tokens=16).run(jobs)
+    ] == want
 
 
 def places() -> list[Any]:

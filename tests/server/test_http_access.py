@@ -35,7 +35,17 @@ def closed() -> FastAPI:
 def test_b58_every_route_of_the_table_is_closed(closed: FastAPI) -> None:
     paths = {route.path for route in closed.routes}  # type: ignore[attr-defined]
     assert {CHAT, "/v1/models", "/metrics", "/health", "/openapi.json"} <= paths
-    more = {"//v1/models", "/V1/models", "/v1/models/", "/health/", "/health/../metrics", "/nope", "/HEALTH", "/page/", "/page/a/b"}
+    more = {
+        "//v1/models",
+        "/V1/models",
+        "/v1/models/",
+        "/health/",
+        "/health/../metrics",
+        "/nope",
+        "/HEALTH",
+        "/page/",
+        "/page/a/b",
+    }
     page = {"/", "/page/{name}", "/examples/{name}"}
     for path in (paths | more) - {"/health"} - page:
         for method in ("GET", "POST", "HEAD", "OPTIONS", "PUT"):
