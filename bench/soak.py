@@ -231,12 +231,16 @@ def memory_of(lines: list[dict[str, Any]]) -> dict[str, Any]:
     warm_s = begin_s + (end_s - begin_s) / 5
     warm = median(mib for at, mib in samples if warm_s <= at <= warm_s + span_s)
     late = median(mib for at, mib in samples if at >= end_s - span_s)
+    minutes: dict[int, list[float]] = {}
+    for at, mib in samples:
+        minutes.setdefault(int((at - begin_s) // 60), []).append(mib)
     return {
         "start_mib": round(samples[0][1]),
         "warm_mib": round(warm),
         "end_mib": round(late),
         "peak_mib": round(max(mib for _, mib in samples)),
         "growth": round(late / warm, 4),
+        "by_minute_mib": [round(median(values)) for _, values in sorted(minutes.items())],
     }
 
 

@@ -34,23 +34,6 @@ def causal_conv(x: Tensor, weight: Tensor, state: Tensor, slots: Tensor, run_len
     return out
 
 
-def verify_conv(
-    x: Tensor, weight: Tensor, state: Tensor, slots: Tensor, run_lens: tuple[int, ...]
-) -> tuple[Tensor, Tensor]:
-    """Like `causal_conv` for runs only, but the state stays; also returns the stream that `commit_conv` reads."""
-    stream, ends = _stream(x, state.index_select(0, slots), run_lens)
-    return _convolve_stream(stream, weight, ends, run_lens)[0], stream
-
-
-def commit_conv(stream: Tensor, state: Tensor, slots: Tensor, run_lens: tuple[int, ...], kept: Tensor) -> None:
-    """Write the carried rows as they are after the first `kept` [runs] tokens of each run (at least 0)."""
-    carried = state.shape[1]
-    starts = [end - length - carried for end, length in zip(_ends(carried, run_lens), run_lens, strict=True)]
-    first = torch.tensor(starts).to(kept.device) + kept
-    rows = first[:, None] + torch.arange(carried, device=kept.device)  # [runs, carried]
-    state.index_copy_(0, slots, stream[rows])
-
-
 def _ends(carried: int, run_lens: tuple[int, ...]) -> list[int]:
     return list(accumulate(length + carried for length in run_lens))
 

@@ -1,4 +1,4 @@
-"""The gated delta rule of DeltaNet layers: one-token steps, chunked prefill, and verification with deferred commit.
+"""The gated delta rule of DeltaNet layers: one-token steps and chunked prefill.
 
 Per head, with state S [key dim, value dim], decay g <= 0 and write strength beta:
 `S = exp(g) S;  d = beta (v - S^T k);  S += k d^T;  o = S^T q` (arXiv 2412.06464). Queries and keys come normalised and
@@ -80,18 +80,6 @@ class DeltaInputs:
         return DeltaInputs(*(x[:at] for x in parts)), DeltaInputs(*(x[at:] for x in parts))
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaRecord:
-    """What verification keeps of each token so that its state can be built later: k, d and g of the chunks.
-
-    key, delta: [runs, value heads, chunk_len, dim]; decay: [runs, value heads, chunk_len], cumulative.
-    """
-
-    key: Tensor
-    delta: Tensor
-    decay: Tensor
-
-
 def delta_step(x: DeltaInputs, state: Tensor, slots: Tensor) -> Tensor:
     """One token per sequence; state [slots, value heads, key dim, value dim] is updated at `slots` [tokens].
 
@@ -117,40 +105,9 @@ def delta_runs(x: DeltaInputs, state: Tensor, slots: Tensor, plan: ChunkPlan) ->
     """
     slots = slots if plan.order is None else slots[plan.order]
     chunks = _Chunks.of(x, plan)
-    out, _, last = chunks.scan(state.index_select(0, slots), plan.widths)
+    out, last = chunks.scan(state.index_select(0, slots), plan.widths)
     state.index_copy_(0, slots, last)
     return _ungather(out, plan, len(x.value))
-
-
-def delta_verify(x: DeltaInputs, state: Tensor, slots: Tensor, plan: ChunkPlan) -> tuple[Tensor, DeltaRecord]:
-    """Like `delta_runs`, for runs of at most one chunk, but the state stays as it is; also returns the record.
-
-    The d of a token does not depend on the tokens after it: whichever are rejected, the rest stands.
-    """
-    assert len(plan.widths) == 1, "verified runs must fit one chunk"
-    slots = slots if plan.order is None else slots[plan.order]
-    chunks = _Chunks.of(x, plan)
-    out, delta, _ = chunks.scan(state.index_select(0, slots), plan.widths)
-    heads, repeat = x.value.shape[1], x.value.shape[1] // x.key.shape[1]
-    key = _cut(x.key, plan).repeat_interleave(repeat, 1)
-    record = DeltaRecord(key, delta.unflatten(0, (-1, heads)), chunks.total)
-    return _ungather(out, plan, len(x.value)), record
-
-
-def delta_commit(record: DeltaRecord, state: Tensor, slots: Tensor, plan: ChunkPlan, kept: Tensor) -> None:
-    """Bring the state at `slots` [runs] past the first `kept` [runs] tokens of each run (0 leaves it as it is).
-
-    `S = exp(G_n) S_0 + sum over t <= n of exp(G_n - G_t) k_t d_t^T`.
-    """
-    if plan.order is not None:
-        slots, kept = slots[plan.order], kept[plan.order]
-    padded = torch.cat([torch.zeros_like(record.decay[..., :1]), record.decay], -1)
-    upto = padded.gather(-1, kept[:, None, None].expand(-1, padded.shape[1], 1))  # [runs, heads, 1]: G_n
-    counted = torch.arange(record.decay.shape[-1], device=kept.device) < kept[:, None, None]
-    weight = (upto - record.decay).where(counted, float("-inf")).exp()  # [runs, heads, chunk_len]
-    new = state.index_select(0, slots).mul_(upto.exp().unsqueeze(-1))
-    new += torch.matmul((record.key * weight.unsqueeze(-1)).mT, record.delta)
-    state.index_copy_(0, slots, new)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +121,6 @@ class _Chunks:
     solve: Tensor  # [n, chunk_len, chunk_len]: (I + A)^-1 diag(beta)
     inside: Tensor  # [n, chunk_len, chunk_len]: q_i.k_j exp(G_i - G_j) on and below the diagonal
     last: Tensor  # [n, 1, 1]: exp(G_last)
-    total: Tensor  # [chunks, value heads, chunk_len]: G
     heads: int
 
     @classmethod
@@ -191,14 +147,13 @@ class _Chunks:
             solve=_unit_lower_inverse(system).mul_(beta.flatten(0, 1).unsqueeze(-2)),
             inside=spread(torch.matmul(query, key.mT), fade).tril_(),
             last=grow[..., -1:, :].flatten(0, 1),
-            total=total,
             heads=heads,
         )
 
-    def scan(self, state: Tensor, widths: tuple[int, ...]) -> tuple[Tensor, Tensor, Tensor]:
+    def scan(self, state: Tensor, widths: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """Pass the state [runs, heads, key dim, value dim] through the chunks of each step.
 
-        Returns outputs and deltas [chunks * heads, chunk_len, value dim] and the last states [runs, heads, ...].
+        Returns outputs [chunks * heads, chunk_len, value dim] and the last states [runs, heads, ...].
         """
         now, shape, at = state.flatten(0, 1), state.shape, 0
         befores, deltas, finished = [], [], []
@@ -215,7 +170,7 @@ class _Chunks:
             at += count
         before, delta = _joined(befores), _joined(deltas)
         out = torch.baddbmm(torch.bmm(self.query, before), self.inside, delta)
-        return out, delta, _joined([now, *reversed(finished)]).view(shape)
+        return out, _joined([now, *reversed(finished)]).view(shape)
 
 
 def _cut(x: Tensor, plan: ChunkPlan) -> Tensor:

@@ -81,7 +81,7 @@ class Preparer:
         grammar = await asyncio.to_thread(self._grammar, request, rendered)
         # The template decides where each picture stands, and may show one twice or in another order than it was sent.
         shown = tuple(pictures[number] for number in rendered.images)
-        prompt = self._lay_out(rendered.ids, shown)
+        prompt = await asyncio.to_thread(self._lay_out, rendered.ids, shown)
         self._check_fits(prompt)
         return Prepared(
             prompt=prompt,
@@ -184,7 +184,8 @@ class Preparer:
         """The prompt alone, however long; raises what `prepare` raises for pictures and conversation."""
         pictures, _ = await self._pictures(request.images)
         rendered = await asyncio.to_thread(self._render, request)
-        return self._lay_out(rendered.ids, tuple(pictures[number] for number in rendered.images))
+        shown = tuple(pictures[number] for number in rendered.images)
+        return await asyncio.to_thread(self._lay_out, rendered.ids, shown)
 
     def _lay_out(self, ids: Sequence[int], pictures: tuple[Picture, ...]) -> Prompt:
         merge = self._card.image_rules.merge if self._card.image_rules else 1

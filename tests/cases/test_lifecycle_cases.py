@@ -112,7 +112,7 @@ def test_B40_leaving_after_the_encode_and_before_prefill_gives_rows_back(house: 
             house.settle()
 
 
-@pytest.mark.parametrize("work", ["decode", "measure", "render"])
+@pytest.mark.parametrize("work", ["decode", "measure", "render", "lay out"])
 def test_B41_nothing_of_a_picture_or_prompt_runs_on_the_event_loop(
     house: House, work: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,6 +121,7 @@ def test_B41_nothing_of_a_picture_or_prompt_runs_on_the_event_loop(
         "decode": (Picture, "pixels"),
         "measure": (prepare, "measure"),
         "render": (ChatTemplate, "render"),
+        "lay out": (prepare.Preparer, "_lay_out"),
     }[work]
     plain, gate = getattr(where, name), Gate()
     once = threading.Semaphore(1)

@@ -8,11 +8,9 @@ from torch import Tensor
 
 from foveate.ops.gated_delta import (
     DeltaInputs,
-    delta_commit,
     delta_reference,
     delta_runs,
     delta_step,
-    delta_verify,
     plan_chunks,
 )
 
@@ -77,38 +75,3 @@ def test_steps_equal_the_token_loop() -> None:
     got = delta_step(x, state, slots)
     assert (got - want).abs().max() < TIGHT
     assert (state - want_state).abs().max() < TIGHT
-
-
-@pytest.mark.parametrize("lens", [(6,), (2, 6, 4), (5, 5)])
-def test_verification_leaves_the_state_and_commit_builds_any_prefix(lens: tuple[int, ...]) -> None:
-    x, before, slots = inputs(sum(lens)), fresh_state(), torch.tensor([3, 0, 6])[: len(lens)]
-    plan = plan_chunks(lens, slots.device)
-    want, _ = one_by_one(x, lens, before, slots)
-    state = before.clone()
-    got, record = delta_verify(x, state, slots, plan)
-    assert (got - want).abs().max() < TIGHT
-    assert torch.equal(state, before), "verification must not write"
-    for kept in ([0] * len(lens), [1] * len(lens), [n - 1 for n in lens], list(lens), [2, 3, 4][: len(lens)]):
-        after, expected, rest = before.clone(), before.clone(), x
-        delta_commit(record, after, slots, plan, torch.tensor(kept))
-        for length, keep, slot in zip(lens, kept, slots.tolist(), strict=True):
-            run, rest = rest.split(length)
-            if keep:
-                expected[slot] = delta_reference(run.split(keep)[0], before[slot])[1]
-        assert (after - expected).abs().max() < TIGHT, kept
-
-
-def test_a_rejected_token_cannot_reach_the_committed_state() -> None:
-    lens, slots = (6,), torch.tensor([1])
-    plan, states = plan_chunks(lens, slots.device), []
-    for tail in (1, 2):
-        x, other, state = inputs(6), inputs(6, seed=tail), fresh_state()
-        mixed = DeltaInputs(*(torch.cat([a[:3], b[3:]]) for a, b in zip(_tensors(x), _tensors(other), strict=True)))
-        _, record = delta_verify(mixed, state, slots, plan)
-        delta_commit(record, state, slots, plan, torch.tensor([3]))
-        states.append(state)
-    assert torch.equal(*states)
-
-
-def _tensors(x: DeltaInputs) -> tuple[Tensor, ...]:
-    return x.query, x.key, x.value, x.decay, x.beta
