@@ -245,13 +245,17 @@ def _place_encoder(settings: Settings, device: str, facts: DeviceFacts) -> tuple
     wish = settings.mmproj_device
     if wish == "auto":
         spare = next((f"cuda:{i}" for i in range(facts.cuda_count) if f"cuda:{i}" != device), None)
-        # One CPU with two cores or more: half of them encode while the other half prefills (docs/adr/0004).
-        wish = spare or ("cpu" if device == "cpu" and facts.cores >= 2 else "same")
-    place = device if wish == "same" else device_of(wish, facts.cuda_count)
-    if wish == "same":
-        return place, "inline"
+        # On one CPU all cores in turn bring the first token earlier than a fixed share for each (docs/adr/0004).
+        # Who asks for a worker or threads of the encoder's own wants it apart.
+        own = device == "cpu" and (settings.encoder_worker != "auto" or settings.encoder_threads)
+        wish = spare or ("cpu" if own else "same")
     if settings.encoder_worker not in ("auto", "process", "thread"):
         raise ConfigError(f"unknown encoder worker: {settings.encoder_worker} (auto, process or thread)")
+    place = device if wish == "same" else device_of(wish, facts.cuda_count)
+    if wish == "same":
+        if settings.encoder_worker != "auto" or settings.encoder_threads:
+            raise ConfigError("encoder-worker and encoder-threads need an encoder that works apart (mmproj-device)")
+        return place, "inline"
     if settings.encoder_worker == "auto":
         return place, "process" if place == "cpu" else "thread"  # docs/adr/0004: by measured step jitter
     return place, settings.encoder_worker

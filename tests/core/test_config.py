@@ -35,7 +35,9 @@ def made(cores: int = 8, cuda: int = 0, kv: int | None = None, model: ModelFacts
 @pytest.mark.parametrize(
     ("cores", "cuda", "wishes", "device", "encoder", "worker"),
     [
-        (8, 0, {}, "cpu", "cpu", "process"),
+        (8, 0, {}, "cpu", "cpu", "inline"),
+        (8, 0, {"mmproj_device": "cpu"}, "cpu", "cpu", "process"),
+        (8, 0, {"encoder_threads": 3}, "cpu", "cpu", "process"),
         (1, 0, {}, "cpu", "cpu", "inline"),
         (8, 0, {"mmproj_device": "same"}, "cpu", "cpu", "inline"),
         (8, 0, {"encoder_worker": "thread"}, "cpu", "cpu", "thread"),
@@ -59,11 +61,12 @@ def test_placement(cores: int, cuda: int, wishes: dict[str, Any], device: str, e
 @pytest.mark.parametrize(
     ("cores", "wishes", "threads"),
     [
-        (8, {}, (4, 4)),
-        (2, {}, (1, 1)),
-        (3, {}, (2, 1)),
+        (8, {}, (8, 8)),
+        (8, {"mmproj_device": "cpu"}, (4, 4)),
+        (2, {"mmproj_device": "cpu"}, (1, 1)),
+        (3, {"mmproj_device": "cpu"}, (2, 1)),
         (8, {"encoder_threads": 2}, (6, 2)),
-        (8, {"threads": 4}, (2, 2)),
+        (8, {"threads": 4, "mmproj_device": "cpu"}, (2, 2)),
         (8, {"mmproj_device": "same"}, (8, 8)),
         (1, {"mmproj_device": "cpu"}, (1, 1)),
     ],
