@@ -65,9 +65,10 @@ class Model:
         An encoder of its own runs in a thread here: a process would run the caller's script again. With
         encoder_worker="process" a script must keep its work under `if __name__ == "__main__":`.
         """
-        settings = {"encoder_worker": "thread"} | settings
         if "encoder_device" in settings:  # as the flag may be called too
             settings["mmproj_device"] = settings.pop("encoder_device")
+        if settings.get("mmproj_device", "auto") not in ("auto", "same"):
+            settings.setdefault("encoder_worker", "thread")
         self._service = Service(open_engine(model, settings_from(settings)))
         # Busy is no answer here: of a batch, no more are queued than the queue holds, and the rest waits.
         self._gate = asyncio.Semaphore(self._service.engine.config.settings.queue_requests)

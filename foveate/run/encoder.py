@@ -80,6 +80,7 @@ class EncoderStream:
             picture = self._shelf.pictures.setdefault(source.key, _Picture(source))
             if picture.sound:
                 self._shelf.out.append(Decoded(source.key, time.monotonic(), time.monotonic()))
+                self._notify()  # or the loop, which has just looked, would learn of it with the next letter only
             elif not picture.decoding:
                 self._decode(picture)
 

@@ -23,13 +23,12 @@ from typing import Any
 import httpx
 import pytest
 
-from foveate.core.config import Settings
 from foveate.engine.build import open_engine
 from foveate.server.app import create_app
 from foveate.server.run import GracefulServer, listen, url_of
 from foveate.service.memory import HostMemory
 from foveate.service.service import Service
-from tests.support.engines import DEFAULTS, fault_in_rest, png
+from tests.support.engines import fault_in_rest, png, wished
 
 CHAT = "/v1/chat/completions"
 MAX_ERROR_BYTES = 4096
@@ -180,7 +179,7 @@ def open_house(
     folder: Path, keys: tuple[str, ...] = (), memory: HostMemory | None = None, **settings: Any
 ) -> Iterator[House]:
     """A server on a checkpoint folder until the block ends; then it must be at its baseline and leave no thread."""
-    wishes = Settings(**(DEFAULTS | {"min_free_mib": 0} | settings))
+    wishes = wished(**({"min_free_mib": 0} | settings))
     service = Service(open_engine(str(folder), wishes), memory=memory)
     log = Log()
     logging.getLogger("foveate").addHandler(log)

@@ -12,7 +12,7 @@ from tests.cases.oracle import House, eventually, open_house, refused, user
 from tests.life.gates import gated
 from tests.support.engines import png
 
-PLACES = {"same": {"mmproj_device": "same"}, "thread": {}, "process": {"encoder_worker": "process"}}
+PLACES = {"same": {"mmproj_device": "same", "encoder_worker": "auto"}, "thread": {}, "process": {"encoder_worker": "process"}}
 
 
 def known_good(house: House) -> None:

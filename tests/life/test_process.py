@@ -33,6 +33,8 @@ ROOT = Path(__file__).parents[2]
 def process(model: Path, *words: str, **streams: Any) -> Iterator[subprocess.Popen[str]]:
     """`foveate serve` with small numbers; killed with all its children if it is still there at the end."""
     command = [sys.executable, "-m", "foveate.cli", "serve", str(model), "--port", "0", "--threads", "2"]
+    if "--mmproj-device" not in words:
+        command += ["--mmproj-device", "cpu", "--encoder-worker", "process"]
     command += ["--max-ctx", "2048", "--kv-tokens", "4096", "--max-concurrency", "4", "--min-free-mib", "0", *words]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | streams
     with subprocess.Popen(command, cwd=ROOT, text=True, start_new_session=True, **streams) as running:

@@ -33,6 +33,14 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
+def wished(**settings: Any) -> Settings:
+    """The defaults of tests under these settings; an encoder that works in turn has no worker of its own."""
+    wishes = DEFAULTS | settings
+    if wishes["mmproj_device"] == "same" and "encoder_worker" not in settings:
+        del wishes["encoder_worker"]
+    return Settings(**wishes)
+
+
 def png(seed: int, width: int = 96, height: int = 64) -> bytes:
     """A random picture; different seeds, different pictures."""
     pixels = np.random.RandomState(seed).randint(0, 256, (height, width, 3)).astype(np.uint8)
@@ -102,7 +110,7 @@ async def settle(engine: Engine) -> None:
 async def serving(folder: Path, **settings: Any) -> AsyncIterator[Service]:
     """A service on a checkpoint folder; at the end it must be at its baseline and leave no thread behind."""
     before = set(threading.enumerate())
-    service = Service(open_engine(str(folder), Settings(**(DEFAULTS | settings))))
+    service = Service(open_engine(str(folder), wished(**settings)))
     try:
         yield service
         await settle(service.engine)
