@@ -26,6 +26,7 @@ from foveate.run.encoder_worker import Lost
 from foveate.sched.scheduler import Scheduler, Stats
 
 log = logging.getLogger(__name__)
+CLOSE_S = 30.0  # for the step under way
 
 
 class Executor(Protocol):
@@ -126,7 +127,9 @@ class EngineLoop:
         """Abort everything, join the thread and the encoder. Idempotent."""
         self._mailbox.put(Stop())
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(CLOSE_S)
+        if self._thread.is_alive():
+            log.error("the engine does not end its step; leaving its thread behind")
         if self._encoder is not None:
             self._encoder.close()
             self._encoder = None

@@ -8,11 +8,16 @@ from pathlib import Path
 import pytest
 
 from foveate.core.errors import ConfigError
+from foveate.engine import loop
 from tests.cases.oracle import House, eventually, open_house, refused, user
 from tests.life.gates import gated
 from tests.support.engines import png
 
-PLACES = {"same": {"mmproj_device": "same", "encoder_worker": "auto"}, "thread": {}, "process": {"encoder_worker": "process"}}
+PLACES = {
+    "same": {"mmproj_device": "same", "encoder_worker": "auto"},
+    "thread": {},
+    "process": {"encoder_worker": "process"},
+}
 
 
 def known_good(house: House) -> None:
@@ -62,6 +67,19 @@ def test_a_hung_encoder_on_a_thread_is_told_by_health(folder: Path) -> None:
         encode.open()
         assert late.result().reason == "length"
         known_good(house)
+
+
+def test_closing_does_not_wait_for_ever_for_a_step_that_hangs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "CLOSE_S", 0.2)
+    with open_house(folder) as house, ThreadPoolExecutor(1) as pool, gated(house) as (_, step):
+        step.close(lambda plan: True)
+        stuck = pool.submit(house.post, user("x"))
+        assert step.reached.wait(30)
+        house.engine.close()
+        assert house.engine.loop.alive and any("leaving its thread" in line for line in house.log.lines)
+        step.open()
+        refused(stuck.result(), 503, "server_busy")
+        eventually(lambda: not house.engine.loop.alive)
 
 
 @pytest.mark.parametrize("fault", ["step-raise", "step-memory"])
