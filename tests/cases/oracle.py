@@ -207,5 +207,7 @@ def open_house(
 def threads_of(service: Service) -> list[threading.Thread]:
     """The engine's thread, the decoders' and the encoder's."""
     loop, encoder = service.engine.loop, service.engine.loop._encoder
+    if encoder is None:  # a test has closed it
+        return [loop._thread]
     held = [value for value in vars(encoder.worker).values() if isinstance(value, threading.Thread)]
     return [loop._thread, *encoder._pool._threads, *held]
