@@ -163,7 +163,7 @@ class House:
         assert not [line for line in self.log.lines if "base64," in line or re.search(r"[A-Za-z0-9+/]{200}", line)]
 
     def _ask_known(self) -> tuple[str, str]:
-        return self.ask("hello").text, self.ask(png(7), "what is it?").text
+        return self.ask("hello", max_tokens=4).text, self.ask(png(7), "what is it?", max_tokens=4).text
 
 
 def eventually(holds: Any, tell: Any = lambda: "it never came") -> None:

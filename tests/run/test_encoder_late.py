@@ -21,8 +21,10 @@ class SlowTower(MeanTower):
     """Waits at its gate before each image."""
 
     gate = threading.Semaphore(0)
+    began = threading.Event()
 
     def encode(self, pixels: list[Any]) -> list[torch.Tensor]:
+        self.began.set()
         assert self.gate.acquire(timeout=30)
         return super().encode(pixels)
 
@@ -39,6 +41,7 @@ def test_a_late_answer_serves_the_picture_s_next_request_and_leaves_no_pixels() 
     try:
         stream.submit(picture)
         until(Decoded)
+        assert SlowTower.began.wait(30)
         stream.cancel(picture.key)  # its encode is under way all the same
         stream.prepare(picture)
         until(Decoded)
