@@ -19,6 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TORCH_CPU = "torch==2.13.0"
 TORCH_GPU = "torch>=2.11"
+# Drafters are compared with this package; what it asks for pins other versions of torch and transformers.
+REFERENCES = ("dflash==0.1.0",)
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 
 
@@ -73,6 +75,8 @@ def main() -> None:
         install_torch(python)
     target = f"{ROOT}[{args.extra}]" if args.extra else str(ROOT)
     check(pip(python, "install", "--quiet", "--editable", target))
+    if args.extra == "test":
+        check(pip(python, "install", "--quiet", "--no-deps", *REFERENCES))
 
 
 if __name__ == "__main__":
