@@ -16,8 +16,8 @@ import statistics
 import sys
 import time
 
+from foveate.bench.asking import Offline, Question
 from foveate.bench.charts import chart_png
-from foveate.bench.ttft import shoot
 from foveate.core.chat import ChatRequest, TextDelta, Wishes
 from foveate.core.config import Settings
 from foveate.engine.build import open_engine
@@ -54,7 +54,8 @@ async def measure(arm: str, settings: Settings, seeds: itertools.count[int]) -> 
             stream = asyncio.create_task(gaps_of(service, stop, stamps))
             await asyncio.sleep(1.0)
             began_s = time.monotonic()
-            shot, _ = await shoot(service, [chart_png(next(seeds)) for _ in range(PICTURES)])
+            pictures = tuple(chart_png(next(seeds)) for _ in range(PICTURES))
+            shot = await Offline(service).ask(Question("Compare the charts.", pictures))
             ended_s = time.monotonic()
             stop.set()
             await stream

@@ -19,7 +19,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from foveate.core.config import Settings
+from foveate.core.config import Settings, words
 from foveate.core.errors import FoveateError
 
 SUMMARY = "An inference server for vision-language models that streams each image into prefill."
@@ -29,7 +29,7 @@ def _say(default: Any, text: str, **extra: Any) -> Any:
     return field(default=default, metadata={"help": text, **extra})
 
 
-Model = Annotated[str, typer.Argument(help="demo, a checkpoint folder, or a hub id OWNER/NAME.")]
+Model = Annotated[str, typer.Argument(help="demo, demo-ds4, a checkpoint folder, or a hub id OWNER/NAME.")]
 
 
 def with_flags(command: Callable[..., Any], **groups: type) -> Callable[..., Any]:
@@ -145,35 +145,140 @@ def demo(
     raise typer.Exit(run(port))
 
 
-def bench_ttft(
-    model: Model,
-    ladder: Annotated[str, typer.Option(help="Numbers of images to measure.")] = "1,4,8,16",
-    repeats: Annotated[int, typer.Option(help="Measured rounds per number, after one warm-up.", min=1)] = 5,
-    size: Annotated[str, typer.Option(help="Width and height of the pictures.")] = "640x448",
-    *,
-    settings: Settings,
-) -> None:
-    """Time to first token: encoder apart and streamed, apart and sequential, on the model's device."""
+@dataclass(frozen=True, slots=True)
+class BenchFlags:
+    """Whom a benchmark asks."""
+
+    url: str = _say("", "Ask a running server (of any make) instead of opening the model here.")
+    key: str = _say("", "API key of that server.")
+    gpu: str = _say("", "Whose peaks the floor counts with: H200, H100, ...; empty takes the GPU found here.")
+
+
+def _subject(model: str, options: BenchFlags, settings: Settings) -> Any:
+    from foveate.bench.arms import Subject
+
+    return Subject(model, settings, options.url, options.key, options.gpu)
+
+
+def _need_ones(*numbers: int) -> None:
+    if min(numbers, default=0) < 1:
+        raise typer.BadParameter("all numbers of a bench are at least 1, and tokens of an answer that decodes 2")
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in text.split(",") if word)
+    except ValueError:
+        raise typer.BadParameter(f"{text}: numbers with commas between them") from None
+
+
+@dataclass(frozen=True, slots=True)
+class TtftFlags:
+    """What `bench ttft` can be told."""
+
+    ladder: str = _say("1,4,8,16", "Numbers of images to measure.")
+    repeats: int = _say(5, "Measured rounds per number, after one warm-up.")
+    pictures: str = _say("charts", "charts (850x600) or screenshots (1920x1080).")
+    size: str = _say("", "Another size of the pictures, WIDTHxHEIGHT.")
+    arms: str = _say("", "Placements to measure, with commas; empty takes all that this machine has.")
+    beside: bool = _say(True, "All arms open at once, in turn; off: one after another.")
+
+
+def bench_ttft(model: Model = "", *, plan: TtftFlags, options: BenchFlags, settings: Settings) -> None:
+    """Time to first token by where the encoder is, or of a server; ends with one JSON line."""
     from foveate.bench.ttft import Plan, run
 
-    width, height = (int(side) for side in size.split("x"))
-    rungs = tuple(int(count) for count in ladder.split(","))
-    typer.echo(run(model, settings, Plan(rungs, repeats, width, height)))
+    ladder, arms = _numbers(plan.ladder), words(plan.arms)
+    _need_ones(*ladder, plan.repeats)
+    asked = Plan(ladder, plan.repeats, plan.pictures, plan.size, arms, plan.beside)
+    typer.echo(run(_subject(model, options, settings), asked))
 
 
-def bench_decode(
-    model: Model = "demo",
-    count: Annotated[int, typer.Option(help="Descriptions per batch size, 100 at most.", min=1, max=100)] = 24,
-    batches: Annotated[str, typer.Option(help="Requests that run at once.")] = "1,8",
-    max_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=2)] = 128,
-    *,
-    settings: Settings,
+@dataclass(frozen=True, slots=True)
+class DecodeFlags:
+    """What `bench decode` can be told."""
+
+    workload: str = _say(
+        "descriptions", "descriptions (bundled charts, plain and speculative), text, charts or screenshots."
+    )
+    count: int = _say(24, "Descriptions per batch size, 100 at most.")
+    batches: str = _say("1,8", "Requests that run at once.")
+    max_tokens: int = _say(128, "Longest answer, in tokens; of the other workloads the length of each.")
+    repeats: int = _say(3, "Measured rounds of the other workloads, after one warm-up.")
+
+
+def bench_decode(model: Model = "demo", *, plan: DecodeFlags, options: BenchFlags, settings: Settings) -> None:
+    """Tokens a second: descriptions plain and speculative side by side, or a fixed load; ends with one JSON line."""
+    from foveate.bench import decode, rates
+
+    batches = _numbers(plan.batches)
+    _need_ones(*batches, plan.repeats, plan.count, plan.max_tokens - 1)
+    if plan.workload == "descriptions" and not options.url:
+        typer.echo(decode.run(model, settings, decode.Plan(plan.count, batches, plan.max_tokens)))
+        return
+    if plan.workload not in rates.WORKLOADS:
+        raise typer.BadParameter(f"{plan.workload}: {', '.join(rates.WORKLOADS)}", param_hint="--workload")
+    asked = rates.Plan(batches, plan.max_tokens, plan.repeats, plan.workload)
+    typer.echo(rates.run(_subject(model, options, settings), asked))
+
+
+@dataclass(frozen=True, slots=True)
+class ItlFlags:
+    """What `bench itl` can be told."""
+
+    streams: int = _say(32, "Text requests that decode meanwhile.")
+    images: int = _say(16, "Pictures of the request that arrives.")
+    repeats: int = _say(3, "How often it arrives.")
+    pictures: str = _say("charts", "charts (850x600) or screenshots (1920x1080).")
+    arms: str = _say("", "Placements to measure, with commas; empty takes all that this machine has.")
+    most: int = _say(4096, "Tokens that a text request may have.")
+
+
+def bench_itl(model: Model = "", *, plan: ItlFlags, options: BenchFlags, settings: Settings) -> None:
+    """Gaps between tokens while a request with many pictures arrives; ends with one JSON line."""
+    from foveate.bench.itl import Plan, run
+
+    _need_ones(plan.streams, plan.images, plan.repeats, plan.most)
+    asked = Plan(plan.streams, plan.images, plan.repeats, pictures=plan.pictures, arms=words(plan.arms), most=plan.most)
+    typer.echo(run(_subject(model, options, settings), asked))
+
+
+def bench_start(
+    serve_words: Annotated[
+        list[str] | None, typer.Argument(metavar="WORDS", help="The words behind `foveate serve`, model first.")
+    ] = None,
+    command: Annotated[str, typer.Option(help="Start this instead: a command that serves at --url.")] = "",
+    repeats: Annotated[int, typer.Option(help="Fresh processes.", min=1)] = 3,
+    patience_s: Annotated[float, typer.Option(help="Seconds that a start may take.", min=1.0)] = 900.0,
+    url: Annotated[str, typer.Option(help="Where that command serves.")] = "",
+    key: Annotated[str, typer.Option(help="API key of that server.")] = "",
 ) -> None:
-    """Decoding of descriptions, plain and speculative side by side; ends with one JSON line."""
-    from foveate.bench.decode import Plan, run
+    """Time until a fresh server process is ready and has answered; ends with one JSON line."""
+    from foveate.bench.start import Plan, run
 
-    sizes = tuple(int(size) for size in batches.split(","))
-    typer.echo(run(model, settings, Plan(count, sizes, max_tokens)))
+    if bool(command) != bool(url) or (command and serve_words):
+        raise typer.BadParameter("--command and --url go together, and without words for foveate")
+    typer.echo(run(Plan(tuple(serve_words or ("demo",)), command, url, key, repeats, patience_s)))
+
+
+@dataclass(frozen=True, slots=True)
+class ConcurrencyFlags:
+    """What `bench concurrency` can be told."""
+
+    at_once: int = _say(4, "Image requests at once, and one after another.")
+    queued: int = _say(6, "Requests that arrive together at --slots.")
+    slots: int = _say(4, "Requests that run at once (sets max-concurrency).")
+    repeats: int = _say(3, "Measured rounds, after one warm-up.")
+    max_tokens: int = _say(256, "Longest answer, in tokens.")
+
+
+def bench_concurrency(model: Model = "demo", *, options: ConcurrencyFlags, settings: Settings) -> None:
+    """Image requests at once against one after another, then more than there are slots; ends with one JSON line."""
+    from foveate.bench.concurrency import Plan, run
+
+    _need_ones(options.at_once, options.queued, options.slots, options.repeats, options.max_tokens)
+    plan = Plan(options.at_once, options.queued, options.slots, options.repeats, options.max_tokens)
+    typer.echo(run(model, settings, plan))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,8 +313,12 @@ def build() -> typer.Typer:
     for command in (serve, ask, chat):
         app.command()(with_flags(command, settings=Settings))
     app.command()(demo)
-    bench.command("ttft")(with_flags(bench_ttft, settings=Settings))
-    bench.command("decode")(with_flags(bench_decode, settings=Settings))
+    measures = (("ttft", bench_ttft, TtftFlags), ("decode", bench_decode, DecodeFlags), ("itl", bench_itl, ItlFlags))
+    for name, command, flags in measures:
+        bench.command(name)(with_flags(command, plan=flags, options=BenchFlags, settings=Settings))
+    passed_on = {"ignore_unknown_options": True}  # flags of `serve` among the words
+    bench.command("start", context_settings=passed_on)(with_flags(bench_start))
+    bench.command("concurrency")(with_flags(bench_concurrency, options=ConcurrencyFlags, settings=Settings))
     app.add_typer(bench, name="bench")
     evals = typer.Typer(help="Ask questions with known answers.", **plain)
     evals.command("charts")(with_flags(eval_charts, options=EvalFlags, settings=Settings))

@@ -53,12 +53,11 @@ def shards(tensors: dict[str, Tensor], limit: int = SHARD_BYTES) -> list[dict[st
     return [*groups, mtp] if mtp else groups
 
 
-def export_model(folder: Path, shape: Shape, masters: dict[str, Tensor], tokenizer: Tokenizer) -> None:
-    """Write the checkpoint; `masters` may hold `mtp.*` tensors."""
+def save_shards(folder: Path, tensors: dict[str, Tensor]) -> None:
+    """Write tensors as shards with their index, in place of what is there."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("model*.safetensors"):
         old.unlink()
-    tensors = official_tensors(masters)
     groups = shards(tensors)
     index: dict[str, str] = {}
     for i, group in enumerate(groups):
@@ -66,9 +65,15 @@ def export_model(folder: Path, shape: Shape, masters: dict[str, Tensor], tokeniz
         _save(group, folder / name)
         index.update(dict.fromkeys(group, name))
     total = sum(t.nbytes for t in tensors.values())
-    _write(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index})
+    write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": index})
+
+
+def export_model(folder: Path, shape: Shape, masters: dict[str, Tensor], tokenizer: Tokenizer) -> None:
+    """Write the checkpoint; `masters` may hold `mtp.*` tensors."""
+    tensors = official_tensors(masters)
+    save_shards(folder, tensors)
     mtp_layers = int(any(name.startswith("mtp.") for name in tensors))
-    _write(folder / "config.json", official_config(shape, special_ids(tokenizer), mtp_layers))
+    write_json(folder / "config.json", official_config(shape, special_ids(tokenizer), mtp_layers))
     save_tokenizer(tokenizer, folder)
 
 
@@ -76,7 +81,7 @@ def export_draft(folder: Path, shape: Shape, masters: dict[str, Tensor], tokeniz
     """Write the DFlash drafter: config.json and model.safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
     _save(official_tensors(masters), folder / "model.safetensors")
-    _write(folder / "config.json", draft_config(shape, special_ids(tokenizer)["<|mask|>"]))
+    write_json(folder / "config.json", draft_config(shape, special_ids(tokenizer)["<|mask|>"]))
 
 
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
@@ -84,5 +89,6 @@ def _save(tensors: dict[str, Tensor], path: Path) -> None:
     path.chmod(0o644)
 
 
-def _write(path: Path, value: object) -> None:
+def write_json(path: Path, value: object) -> None:
+    """A JSON file, indented."""
     path.write_text(json.dumps(value, indent=1) + "\n")

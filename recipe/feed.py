@@ -10,7 +10,7 @@ import os
 import queue
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from recipe.encode import Encoder
-from recipe.packs import Draw, PackShape, fill_pack
+from recipe.packs import Draw, Packs, fill_pack
 
 
 def schedule(steps: int, uses: int, lag: int) -> list[int]:
@@ -51,21 +51,33 @@ class FeedPlan:
 
 
 @dataclass(frozen=True)
+class Filling:
+    """What encodes conversations, made from a tokenizer, and what fills a pack with them."""
+
+    encoder: Callable[[Tokenizer], Any] = Encoder
+    fill: Callable[..., list[str]] = fill_pack
+
+
+@dataclass(frozen=True)
 class Job:
     """What a drawing process needs to know; `memory` is shared, `stride` bytes a pack."""
 
-    shape: PackShape
+    shape: Packs
     memory: mmap.mmap
     stride: int
     tokenizer: Path
     draw: Draw
     seed: int
+    filling: Filling
 
 
 class PackFeed:
     """Packs in schedule order; make it before the GPU is touched (its processes are forked)."""
 
-    def __init__(self, shape: PackShape, tokenizer: Path, draw: Draw, plan: FeedPlan) -> None:
+    def __init__(
+        self, shape: Packs, tokenizer: Path, draw: Draw, plan: FeedPlan, filling: Filling | None = None
+    ) -> None:
+        """filling: how a family's packs are filled; the Qwen reader's where nothing is said."""
         self.shape, self.plan = shape, plan
         self.order = schedule(plan.steps, plan.uses, plan.lag)[plan.begin :]
         self.left = Counter(self.order)
@@ -79,7 +91,7 @@ class PackFeed:
         self.handed = 0
         for slot in range(slots):
             self._hand_out(slot)
-        job = Job(shape, self.memory, self.stride, tokenizer, draw, plan.seed)
+        job = Job(shape, self.memory, self.stride, tokenizer, draw, plan.seed, filling or Filling())
         queues = (self.tasks, self.done)
         self.processes = [context.Process(target=_work, args=(job, *queues), daemon=True) for _ in range(plan.workers)]
         for process in self.processes:
@@ -125,12 +137,12 @@ class PackFeed:
 
 def _work(job: Job, tasks: Any, done: Any) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    encoder = Encoder(Tokenizer.from_file(str(job.tokenizer)))
+    encoder = job.filling.encoder(Tokenizer.from_file(str(job.tokenizer)))
     while True:
         number, slot = tasks.get()
         out = job.shape.view(job.memory, slot * job.stride)
         try:
-            fill_pack(job.shape, encoder, job.draw, f"{job.seed}/{number}", out)
+            job.filling.fill(job.shape, encoder, job.draw, f"{job.seed}/{number}", out)
         except Exception:  # the trainer must hear of it, whatever it was
             done.put(traceback.format_exc())
             return

@@ -5,7 +5,7 @@ Promises a step without host synchronisation (learning rates are device scalars)
 graph. Refuses to know the schedule. Sources: Muon (Jordan et al. 2024), its RMS matching and decay (arXiv 2502.16982).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 ADAM_NAMES = ("embed_tokens", "pos_embed", "patch_embed", "conv1d", "in_proj_a", "in_proj_b", "head.")
 BETAS, EPS = (0.9, 0.95), 1e-8
 MOMENTUM, DECAY = 0.95, 0.1
+Parts = Callable[[str, Tensor], list[int]]
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
@@ -46,16 +47,20 @@ def orthogonalise(g: Tensor, steps: int = 5) -> Tensor:
 class MuonAdam:
     """Both optimisers over named parameters; `lr` and `adam_lr` are 0-dim tensors that the caller overwrites."""
 
-    def __init__(self, named: Iterable[tuple[str, nn.Parameter]], key_rows: int) -> None:
+    def __init__(
+        self, named: Iterable[tuple[str, nn.Parameter]], key_rows: int = 0, parts: Parts | None = None
+    ) -> None:
+        """parts: what `row_parts` says for other names, empty for Adam's; key_rows: for `row_parts` itself."""
+        parts = parts or (lambda name, p: row_parts(name, p, key_rows) if is_matrix(name, p) else [])
         named = [(name, p) for name, p in named if p.requires_grad]
         self.stacks: dict[tuple[int, int], list[tuple[nn.Parameter, int, int]]] = {}
         self.rest: list[nn.Parameter] = []
         for name, p in named:
-            if not is_matrix(name, p):
+            apart = parts(name, p)
+            if not apart:
                 self.rest.append(p)
-                continue
             first = 0
-            for rows in row_parts(name, p, key_rows):
+            for rows in apart:
                 self.stacks.setdefault((rows, p.shape[1]), []).append((p, first, first + rows))
                 first += rows
         device = named[0][1].device

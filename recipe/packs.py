@@ -8,7 +8,7 @@ that padding never touches a real token. Knows nothing about processes or GPUs.
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,23 @@ from numpy.typing import NDArray
 from recipe.encode import SLOTS, Encoder, Segment, grid_cells, rope_positions
 
 Arrays = dict[str, NDArray[Any]]
+Fields = dict[str, tuple[tuple[int, ...], type]]  # name to (shape, type)
 Draw = Callable[[random.Random], Any]
 TURN_LEN = 36  # tokens of a question and its answer, roughly
+
+
+class Packs(Protocol):
+    """Sizes of the packs of one family."""
+
+    @property
+    def longest_image(self) -> int: ...
+
+    @property
+    def nbytes(self) -> int: ...
+
+    def fields(self) -> Fields: ...
+
+    def view(self, buffer: Any, offset: int = 0) -> Arrays: ...
 
 
 @dataclass(frozen=True)
@@ -37,7 +52,7 @@ class PackShape:
         """Tokens in a pack, padding included."""
         return self.rows * self.row
 
-    def fields(self) -> dict[str, tuple[tuple[int, ...], type]]:
+    def fields(self) -> Fields:
         """Name to (shape, type) of every array."""
         return {
             "patches": ((self.patches, 768), np.uint8),
@@ -58,15 +73,25 @@ class PackShape:
     @property
     def nbytes(self) -> int:
         """Bytes of one pack's buffer."""
-        return sum(_room(shape, kind) for shape, kind in self.fields().values())
+        return field_bytes(self.fields())
 
     def view(self, buffer: Any, offset: int = 0) -> Arrays:
         """The arrays of a pack inside `buffer`."""
-        out: Arrays = {}
-        for name, (shape, kind) in self.fields().items():
-            out[name] = np.frombuffer(buffer, kind, int(np.prod(shape)), offset).reshape(shape)
-            offset += _room(shape, kind)
-        return out
+        return view_fields(self.fields(), buffer, offset)
+
+
+def field_bytes(fields: Fields) -> int:
+    """Bytes of a buffer that holds all fields."""
+    return sum(_room(shape, kind) for shape, kind in fields.values())
+
+
+def view_fields(fields: Fields, buffer: Any, offset: int) -> Arrays:
+    """The arrays of all fields inside `buffer`, from `offset` on."""
+    out: Arrays = {}
+    for name, (shape, kind) in fields.items():
+        out[name] = np.frombuffer(buffer, kind, int(np.prod(shape)), offset).reshape(shape)
+        offset += _room(shape, kind)
+    return out
 
 
 def _room(shape: tuple[int, ...], kind: type) -> int:

@@ -20,16 +20,15 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from recipe.encode import Encoder
 from recipe.export import export_draft, export_model
-from recipe.feed import FeedPlan, PackFeed
+from recipe.feed import FeedPlan, Filling, PackFeed
 from recipe.journal import Journal, draw_curve
 from recipe.losses import exact_answers
 from recipe.mix import test_draw, train_draw
-from recipe.packs import Draw, PackShape, fill_pack
+from recipe.packs import Draw, PackShape
 from recipe.shapes import Shape
 from recipe.staging import Stager, StaticPack
-from recipe.tokenizer import special_ids, spelling_tokenizer, train_tokenizer
+from recipe.tokenizer import PLAIN, SPECIAL, special_ids, spelling_tokenizer, train_tokenizer
 from recipe.train import Trainer, TrainPlan, saved_step, write_figures
 from recipe.train_draft import DraftPlan, DraftTrainer, save_draft
 from recipe.warm import carry_over
@@ -42,8 +41,8 @@ class RunPlan:
     """A whole run."""
 
     out: Path
-    shape: Shape = field(default_factory=Shape)
-    packs: PackShape = field(default_factory=PackShape)
+    shape: Any = field(default_factory=Shape)
+    packs: Any = field(default_factory=PackShape)
     train: TrainPlan = field(default_factory=TrainPlan)
     draft: DraftPlan = field(default_factory=DraftPlan)
     workers: int = 15
@@ -52,6 +51,8 @@ class RunPlan:
     held_out: int = 6  # packs of the test split scored after training
     texts: int = TEXTS
     spell: bool = False  # a tokenizer that spells a chart's own words
+    special: tuple[str, ...] = SPECIAL
+    shown: tuple[str, ...] = PLAIN
     start: Path | None = None  # a checkpoint to begin from
     device: str = "cuda"
 
@@ -71,21 +72,48 @@ def make_tokenizer(plan: RunPlan, path: Path) -> Tokenizer:
         with ProcessPoolExecutor(plan.workers, get_context("fork")) as pool:
             texts = list(chain.from_iterable(pool.map(texts_of, jobs)))
         learned = plan.shape.text.vocab - 16
+        words = (plan.special, plan.shown)
         if plan.spell:
-            spelling_tokenizer(texts, learned).save(str(path))
+            spelling_tokenizer(texts, learned, 0.01, *words).save(str(path))
         else:
-            train_tokenizer(chain.from_iterable(texts), learned).save(str(path))
+            train_tokenizer(chain.from_iterable(texts), learned, *words).save(str(path))
     return Tokenizer.from_file(str(path))
 
 
 class Run:
-    """The stages of one run, in order."""
+    """The stages of one run, in order; what differs between families are the methods up to `export`."""
 
     def __init__(self, plan: RunPlan) -> None:
         self.plan, self.work = plan, plan.out / "work"
         self.journal = Journal(plan.out)
         self.device = torch.device(plan.device)
         self.figures: dict[str, Any] = {"plan": json.loads(json.dumps(dataclasses.asdict(plan), default=str))}
+
+    def filling(self) -> Filling:
+        """How packs are filled."""
+        return Filling()
+
+    def trainer(self) -> Trainer:
+        """The model from its seed, with its training step."""
+        return Trainer(self.plan.shape, self.plan.packs, self.plan.train, self.device)
+
+    def static(self) -> StaticPack:
+        """A place for packs beside the trainer's."""
+        return StaticPack(self.plan.packs, self.device)
+
+    def drafter(self, trainer: Trainer) -> Any:
+        """The drafters from their seed, with their training step."""
+        mask = special_ids(self.tokenizer)["<|mask|>"]
+        return DraftTrainer(self.plan.shape, self.plan.packs, self.plan.draft, trainer.reader, mask)
+
+    def finish_draft(self, state: dict[str, Any]) -> dict[str, torch.Tensor]:
+        """Write what has a folder of its own; returns the tensors that belong into the model's."""
+        export_draft(self.plan.out / "model" / "dflash", self.plan.shape, state["dflash"], self.tokenizer)
+        return state["mtp"]  # type: ignore[no-any-return]
+
+    def write(self, masters: dict[str, torch.Tensor]) -> None:
+        """Write the checkpoint folder."""
+        export_model(self.plan.out / "model", self.plan.shape, masters, self.tokenizer)
 
     def all(self) -> None:
         """Every stage that is not done yet."""
@@ -110,11 +138,13 @@ class Run:
     def _feed(self, seed: int, steps: int, begin: int) -> PackFeed:
         p = self.plan
         feed = FeedPlan(seed, steps, begin, p.uses, p.lag, ahead=3 * p.workers, workers=p.workers)
-        return PackFeed(p.packs, self.work / "tokenizer.json", train_draw, feed)
+        return PackFeed(p.packs, self.work / "tokenizer.json", train_draw, feed, self.filling())
 
     def _sample(self, seed: str, draw: Draw) -> tuple[Any, list[str]]:
         buffer = bytearray(self.plan.packs.nbytes)
-        kinds = fill_pack(self.plan.packs, Encoder(self.tokenizer), draw, seed, self.plan.packs.view(buffer))
+        filling = self.filling()
+        encoder = filling.encoder(self.tokenizer)
+        kinds = filling.fill(self.plan.packs, encoder, draw, seed, self.plan.packs.view(buffer))
         return np.frombuffer(buffer, np.uint8), kinds
 
     def train(self) -> Trainer:
@@ -124,7 +154,7 @@ class Run:
         if self.device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = True
             self.journal.say(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-        trainer = Trainer(self.plan.shape, self.plan.packs, plan, self.device)
+        trainer = self.trainer()
         trainer.prepare(first)
         if self.plan.start is not None:
             carry_over(self.plan.start, self.tokenizer, trainer.reader)
@@ -143,7 +173,7 @@ class Run:
     def score(self, trainer: Trainer) -> None:
         """Share of held-out answers that greedy decoding would give exactly, by kind."""
         right, total = Counter[str](), Counter[str]()
-        static = StaticPack(self.plan.packs, self.device)
+        static = self.static()
         for i in range(self.plan.held_out):
             buffer, kinds = self._sample(f"held-out/{i}", test_draw)
             static.load(buffer)
@@ -162,23 +192,19 @@ class Run:
 
     def draft(self, trainer: Trainer) -> dict[str, torch.Tensor]:
         """Both drafters, trained on the model's answers; returns the MTP head's tensors."""
-        plan, path = self.plan.draft, self.work / "draft.pt"
+        path = self.work / "draft.pt"
         if self.draft_feed is not None:
-            mask = special_ids(self.tokenizer)["<|mask|>"]
-            drafter = DraftTrainer(self.plan.shape, self.plan.packs, plan, trainer.reader, mask)
+            drafter = self.drafter(trainer)
             drafter.prepare(self._sample("warm-up", train_draw)[0])
             self.journal.say("drafters: ready to train")
             drafter.fit(Stager(drafter.static, self.draft_feed.buffers()), self.journal)
             self.draft_feed.close()
             save_draft(drafter, path)
             self.journal.say(f"drafters: trained for {drafter.step} steps")
-        state = torch.load(path, map_location="cpu", weights_only=True)
-        export_draft(self.plan.out / "model" / "dflash", self.plan.shape, state["dflash"], self.tokenizer)
-        return state["mtp"]  # type: ignore[no-any-return]
+        return self.finish_draft(torch.load(path, map_location="cpu", weights_only=True))
 
     def export(self, trainer: Trainer, mtp: dict[str, torch.Tensor]) -> None:
         """The checkpoint folder, with or without the MTP head."""
-        masters = {**trainer.reader.state_dict(), **mtp}
-        export_model(self.plan.out / "model", self.plan.shape, masters, self.tokenizer)
+        self.write({**trainer.reader.state_dict(), **mtp})
         write_figures(self.plan.out / "figures.json", self.figures)
         self.journal.say("checkpoint written")

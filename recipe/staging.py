@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recipe.model import Pack
-from recipe.packs import PackShape
+from recipe.packs import Packs
 
 KINDS = {np.uint8: torch.uint8, np.int8: torch.int8, np.int16: torch.int16, np.int32: torch.int32,
          np.float32: torch.float32}  # fmt: skip
@@ -48,11 +48,27 @@ class Captured:
             self.graph.replay()
 
 
+def token_pack(fields: dict[str, Tensor]) -> Pack:
+    """The model's inputs, widened to the types its operations want (part of the captured step)."""
+    f = fields
+    return Pack(
+        f["patches"],
+        f["cells"].int(),
+        f["image_edges"],
+        f["ids"].long(),
+        f["source"].long(),
+        f["where"].int(),
+        f["age"].int(),
+        f["edges"],
+    )
+
+
 class StaticPack:
     """One pack's tensors at fixed addresses on a device."""
 
-    def __init__(self, shape: PackShape, device: torch.device) -> None:
-        self.shape = shape
+    def __init__(self, shape: Packs, device: torch.device, widen: Callable[..., Any] = token_pack) -> None:
+        """widen: from the tensors by name to what the model takes."""
+        self.shape, self.widen = shape, widen
         self.flat = torch.zeros(shape.nbytes, dtype=torch.uint8, device=device)
         self.fields: dict[str, Tensor] = {}
         at = 0
@@ -68,19 +84,9 @@ class StaticPack:
         """Copy a pack's bytes in, at once."""
         self.flat.copy_(torch.from_numpy(buffer))
 
-    def pack(self) -> Pack:
-        """The model's inputs, widened to the types its operations want (part of the captured step)."""
-        f = self.fields
-        return Pack(
-            f["patches"],
-            f["cells"].int(),
-            f["image_edges"],
-            f["ids"].long(),
-            f["source"].long(),
-            f["where"].int(),
-            f["age"].int(),
-            f["edges"],
-        )
+    def pack(self) -> Any:
+        """The model's inputs."""
+        return self.widen(self.fields)
 
 
 class Stager:

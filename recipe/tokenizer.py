@@ -58,18 +58,27 @@ TEMPLATE = """{%- for message in messages %}
 """
 
 
-def train_tokenizer(texts: Iterable[str], learned: int = LEARNED) -> Tokenizer:
-    """A tokenizer of exactly `learned` ids from `texts`, special tokens after them (ids the same for equal texts)."""
+def train_tokenizer(
+    texts: Iterable[str], learned: int = LEARNED, special: tuple[str, ...] = SPECIAL, plain: tuple[str, ...] = PLAIN
+) -> Tokenizer:
+    """A tokenizer of exactly `learned` ids from `texts`, special tokens after them (ids the same for equal texts).
+
+    Those of the special tokens that are `plain` are shown in a text like any other.
+    """
     tokenizer = _around(models.BPE())
     trainer = trainers.BpeTrainer(
         vocab_size=learned, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return _finish(tokenizer, learned)
+    return _finish(tokenizer, learned, special, plain)
 
 
 def spelling_tokenizer(
-    conversations: Iterable[Iterable[str]], learned: int = LEARNED, share: float = 0.01
+    conversations: Iterable[Iterable[str]],
+    learned: int = LEARNED,
+    share: float = 0.01,
+    special: tuple[str, ...] = SPECIAL,
+    plain: tuple[str, ...] = PLAIN,
 ) -> Tokenizer:
     """Bytes, and as wholes the words that occur in at least `share` of the conversations; no merges at all."""
     cut = _around(models.BPE()).pre_tokenizer
@@ -81,7 +90,7 @@ def spelling_tokenizer(
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     wholes = sorted((word for word, n in found.items() if n >= share * total), key=lambda word: (-found[word], word))
     vocabulary = {piece: i for i, piece in enumerate([*alphabet, *wholes[: learned - len(alphabet)]])}
-    return _finish(_around(models.BPE(vocabulary, [], ignore_merges=True)), learned)
+    return _finish(_around(models.BPE(vocabulary, [], ignore_merges=True)), learned, special, plain)
 
 
 def _around(model: models.Model) -> Tokenizer:
@@ -96,9 +105,9 @@ def _around(model: models.Model) -> Tokenizer:
     return tokenizer
 
 
-def _finish(tokenizer: Tokenizer, learned: int) -> Tokenizer:
+def _finish(tokenizer: Tokenizer, learned: int, special: tuple[str, ...], plain: tuple[str, ...]) -> Tokenizer:
     _fill(tokenizer, learned)
-    tokenizer.add_tokens([AddedToken(t, special=t not in PLAIN, normalized=False) for t in SPECIAL])
+    tokenizer.add_tokens([AddedToken(t, special=t not in plain, normalized=False) for t in special])
     return tokenizer
 
 
@@ -112,7 +121,8 @@ def _fill(tokenizer: Tokenizer, learned: int) -> None:
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
     """Special token to id."""
-    return {t: tokenizer.token_to_id(t) for t in SPECIAL}
+    added = (token.content for token in tokenizer.get_added_tokens_decoder().values())
+    return {t: tokenizer.token_to_id(t) for t in added if not t.startswith("<|unused_")}
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The training loop of the model: one GPU (or, at toy size, a CPU), from a seed, resumable.
+"""The training loop of a model: one GPU (or, at toy size, a CPU), from a seed, resumable.
 
 Owns the schedule, the captured step, checkpoints, the progress line and the loss curve. Promises that a run is a
 function of its plan (data and initial weights exactly, arithmetic up to the GPU's rounding) and that what was learned
@@ -8,11 +8,13 @@ until the last checkpoint survives a kill. Refuses to know what the answers are 
 import json
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from recipe.journal import Journal
 from recipe.losses import CharacterHead, pack_losses
@@ -52,23 +54,62 @@ def rate(plan: TrainPlan, step: int, done: float) -> float:
     return warm * (plan.floor + (1 - plan.floor) * 0.5 * (1 + math.cos(math.pi * along)))
 
 
-class Trainer:
-    """Model, character head, optimiser and the captured step."""
+@dataclass(frozen=True)
+class Learner:
+    """What is trained: model, throw-away head, optimiser, the pack they read, and what a step does with these.
 
-    def __init__(self, shape: Shape, packs: PackShape, plan: TrainPlan, device: torch.device) -> None:
+    losses: answer loss, character loss and character accuracy of the pack; settle: after a step; regions: compiled
+    one by one.
+    """
+
+    reader: Any
+    head: nn.Module
+    optimizer: MuonAdam
+    static: StaticPack
+    losses: Callable[[], tuple[Tensor, Tensor, Tensor]]
+    regions: tuple[nn.Module, ...]
+    settle: Callable[[], None] = lambda: None
+
+
+Make = Callable[[Any, Any, "TrainPlan", torch.device], Learner]
+
+
+def dtype_on(device: torch.device) -> torch.dtype:
+    """What a device computes in."""
+    return torch.bfloat16 if device.type == "cuda" else torch.float32
+
+
+def chart_learner(shape: Shape, packs: PackShape, plan: TrainPlan, device: torch.device) -> Learner:
+    """The Qwen chart reader from its seed."""
+    reader = ChartReader(shape)
+    head = CharacterHead(shape.text.hidden, shape.vision.hidden, plan.patch_share)
+    initialise(reader, plan.seed, 2 * shape.text.layers)
+    initialise(head, plan.seed + 1, 1)
+    reader.to(device)
+    head.to(device)
+    named = [*reader.named_parameters(), *(("head." + n, p) for n, p in head.named_parameters())]
+    static, visual = StaticPack(packs, device), reader.model.visual
+    return Learner(
+        reader=reader,
+        head=head,
+        optimizer=MuonAdam(named, shape.text.key_heads * shape.text.key_dim),
+        static=static,
+        losses=lambda: pack_losses(reader, head, static, dtype_on(device)),
+        # Attention, the triangular inverse and the state scan stay their own kernels.
+        regions=(*reader.model.language_model.layers, *visual.blocks, visual.merger),
+    )
+
+
+class Trainer:
+    """A learner and the captured step."""
+
+    def __init__(
+        self, shape: Any, packs: Any, plan: TrainPlan, device: torch.device, make: Make = chart_learner
+    ) -> None:
         self.plan, self.device, self.step = plan, device, 0
-        self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self.reader, self.head = (
-            ChartReader(shape),
-            CharacterHead(shape.text.hidden, shape.vision.hidden, plan.patch_share),
-        )
-        initialise(self.reader, plan.seed, 2 * shape.text.layers)
-        initialise(self.head, plan.seed + 1, 1)
-        self.reader.to(device)
-        self.head.to(device)
-        named = [*self.reader.named_parameters(), *(("head." + n, p) for n, p in self.head.named_parameters())]
-        self.optimizer = MuonAdam(named, shape.text.key_heads * shape.text.key_dim)
-        self.static = StaticPack(packs, device)
+        self.dtype, self.learner = dtype_on(device), make(shape, packs, plan, device)
+        self.reader, self.head = self.learner.reader, self.learner.head
+        self.optimizer, self.static = self.learner.optimizer, self.learner.static
         self.sums = torch.zeros(4, device=device)  # answer loss, character loss, characters read, norm
         self.characters = torch.tensor(plan.characters, device=device)
 
@@ -77,19 +118,24 @@ class Trainer:
         self.static.load(buffer)  # type: ignore[arg-type]
         cuda = self.device.type == "cuda"
         if cuda and self.plan.compile:
-            compile_regions(self.reader)
+            for region in self.learner.regions:
+                region.compile(dynamic=False)
             self.head.compile(dynamic=False)
+        before = [buffer.clone() for buffer in self.reader.buffers()]
         self.run = Captured(self._train_step, capture=cuda)
         self.optimizer.reset()
         self.sums.zero_()
+        for held, value in zip(self.reader.buffers(), before, strict=True):
+            held.copy_(value)
 
     def _train_step(self) -> None:
         for p in self.optimizer.parameters:
             p.grad = None
-        answer, characters, accuracy = pack_losses(self.reader, self.head, self.static, self.dtype)
+        answer, characters, accuracy = self.learner.losses()
         (answer + self.characters * characters).backward()
         norm = self.optimizer.clip(self.plan.clip)
         self.optimizer.step()
+        self.learner.settle()
         self.sums += torch.stack([answer.detach(), characters.detach(), accuracy, norm])
 
     def fit(self, stager: Stager, folder: Path, journal: Journal) -> None:
@@ -148,12 +194,6 @@ class Trainer:
                 tensor.copy_(state["tensors"][name])
         self.optimizer.load(state["optimizer"])
         self.step = state["step"]
-
-
-def compile_regions(reader: ChartReader) -> None:
-    """Compile each kind of layer once; attention, the triangular inverse and the state scan stay their own kernels."""
-    for layer in [*reader.model.language_model.layers, *reader.model.visual.blocks, reader.model.visual.merger]:
-        layer.compile(dynamic=False)
 
 
 def saved_step(path: Path) -> int:

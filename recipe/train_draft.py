@@ -6,8 +6,10 @@ next, answer by answer. Knows nothing about verification.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -50,8 +52,43 @@ def observe(reader: ChartReader, static: StaticPack, layers: tuple[int, ...], dt
     return Target(features, final, x.detach(), greedy, inside, *reader.rope(pack.where, dtype))
 
 
+class Drafts(Protocol):
+    """Drafters in training; sums: figures of the steps since they were last told, by `names`."""
+
+    plan: DraftPlan
+    optimizer: MuonAdam
+    names: tuple[str, ...]
+    sums: Tensor
+    step: int
+    run: Callable[[], None]
+
+
+def fit_drafts(drafts: Drafts, stager: Stager, journal: Journal) -> None:
+    """Train to the end of the plan."""
+    plan, schedule = drafts.plan, TrainPlan(steps=drafts.plan.steps, warmup=100, flat=0.3)
+    began = mark = time.monotonic()
+    while drafts.step < plan.steps:
+        elapsed = time.monotonic() - began
+        done = max(drafts.step / plan.steps, elapsed / plan.seconds if plan.seconds else 0.0)
+        if done >= 1.0 or not stager.advance():
+            break
+        factor = rate(schedule, drafts.step, done)
+        drafts.optimizer.lr.fill_(plan.lr * factor)
+        drafts.optimizer.adam_lr.fill_(plan.adam_lr * factor)
+        drafts.run()
+        drafts.step += 1
+        if drafts.step % plan.log_every == 0:
+            figures = dict(zip(drafts.names, (drafts.sums / plan.log_every).tolist(), strict=True))
+            drafts.sums.zero_()
+            figures["ms"] = (time.monotonic() - mark) / plan.log_every * 1e3
+            mark = time.monotonic()
+            journal.point(drafts.step, figures, "draft")
+
+
 class DraftTrainer:
     """Both drafters, one optimiser, one captured step."""
+
+    names = ("dflash", "accepted", "mtp", "right")
 
     def __init__(self, shape: Shape, packs: PackShape, plan: DraftPlan, reader: ChartReader, mask_id: int) -> None:
         self.shape, self.plan, self.reader, self.mask_id = shape, plan, reader, mask_id
@@ -76,7 +113,7 @@ class DraftTrainer:
         if cuda and self.plan.compile:
             for layer in [*self.dflash.layers, *self.mtp.layers]:
                 layer.compile(dynamic=False)
-        self.run = Captured(self._train_step, capture=cuda)
+        self.run: Callable[[], None] = Captured(self._train_step, capture=cuda)
         self.optimizer.reset()
         self.sums.zero_()
 
@@ -114,25 +151,7 @@ class DraftTrainer:
 
     def fit(self, stager: Stager, journal: Journal) -> None:
         """Train to the end of the plan."""
-        schedule = TrainPlan(steps=self.plan.steps, warmup=100, flat=0.3)
-        began = mark = time.monotonic()
-        while self.step < self.plan.steps:
-            elapsed = time.monotonic() - began
-            done = max(self.step / self.plan.steps, elapsed / self.plan.seconds if self.plan.seconds else 0.0)
-            if done >= 1.0 or not stager.advance():
-                break
-            factor = rate(schedule, self.step, done)
-            self.optimizer.lr.fill_(self.plan.lr * factor)
-            self.optimizer.adam_lr.fill_(self.plan.adam_lr * factor)
-            self.run()
-            self.step += 1
-            if self.step % self.plan.log_every == 0:
-                loss, accepted, mtp_loss, right = (self.sums / self.plan.log_every).tolist()
-                self.sums.zero_()
-                ms = (time.monotonic() - mark) / self.plan.log_every * 1e3
-                mark = time.monotonic()
-                figures = {"dflash": loss, "accepted": accepted, "mtp": mtp_loss, "right": right, "ms": ms}
-                journal.point(self.step, figures, "draft")
+        fit_drafts(self, stager, journal)
 
     def masters(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The DFlash drafter's tensors, and the MTP head's with the checkpoint's prefix."""

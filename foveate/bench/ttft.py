@@ -1,189 +1,195 @@
-"""Time to first token over the image ladder, three arms in one run.
+"""Time to first token over the image ladder, by where the encoder is, or of any server.
 
-Owns the measurement: the encoder on its own device streamed, the same placement sequential, and the encoder on the
-model's device, interleaved so that a drifting machine drifts for all. Also owns the arithmetic of the bound
-e + (N-1)*max(e, p) + p, with e and p per image taken from the sequential arm, where neither disturbs the other. Every
-request shows new pictures. Prints a table, then one JSON line.
+Owns the measurement and what it says of the overlap: e and p per image are taken from an arm where neither disturbs
+the other, the bound is e + (N-1)*max(e, p) + p, and beside it stands the floor of the hardware where that is known.
+Arms take turns with the same new pictures, so that a drifting machine drifts for all, and must answer alike. Where
+memory holds one model at a time, they are opened one after another. Prints a table, then one JSON line.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from foveate.bench.charts import chart_png, data_url
-from foveate.core.chat import ChatRequest, ChoiceEnd, ImageSource, TextDelta, Wishes
-from foveate.core.config import Settings
-from foveate.core.values import Timings
-from foveate.engine.build import open_engine, read_model
-from foveate.service.service import Service
+from foveate.bench.arms import Arms, Subject, arms_of, devices_of, floor_of
+from foveate.bench.asking import Question, Shot, Target
+from foveate.bench.charts import painter
+from foveate.bench.record import line, share, summed
+from foveate.core.work import Peak, Work, first_token_s, overlapped_s
 
-ARMS = ("streamed", "sequential", "same_device")
+TEXT = "Compare the charts."
+FIRST_SEED = 1000
+# Heads of the table's columns.
+SHORT: Mapping[str, str] = MappingProxyType(
+    {
+        "sequential": "seq.",
+        "second_stream": "2nd",
+        "same_device": "same",
+        "encode_s": "enc.",
+        "prefill_s": "pref.",
+        "bound_s": "bound",
+        "streamed_over_bound": "/bound",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to measure: numbers of images, measured repetitions after one warm-up, picture size in pixels."""
+    """What to measure: numbers of images, measured rounds after one warm-up, kind and size of the pictures, arms.
+
+    beside: all arms are open at once and take turns.
+    """
 
     ladder: tuple[int, ...] = (1, 4, 8, 16)
     repeats: int = 5
-    width: int = 640
-    height: int = 448
+    pictures: str = "charts"
+    size: str = ""
+    arms: tuple[str, ...] = ()
+    beside: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Shot:
-    """One measured request."""
-
-    first_token_s: float
-    timings: Timings
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Rung:
-    """Medians at one number of images, in seconds; `spread_s` is half the range of the streamed arm."""
+    """Shots by arm at one number of images, in the order of the rounds."""
 
-    streamed_s: float
-    sequential_s: float
-    same_device_s: float
-    encode_s: float
-    prefill_s: float
-    waited_s: float
-    hidden_s: float
-    bound_s: float
-    overlap_share: float | None  # None with one image: there is nothing to overlap with
-    prompt_tokens: int
-    spread_s: float
+    images: int
+    shots: dict[str, list[Shot]] = field(default_factory=dict)
+
+    def median(self, arm: str, value: Callable[[Shot], float]) -> float:
+        return statistics.median(value(shot) for shot in self.shots[arm])
+
+    def first_s(self, arm: str) -> float:
+        return self.median(arm, lambda shot: shot.first_token_s)
+
+    def timing_s(self, arm: str, name: str) -> float:
+        """The median of one of foveate's own timings."""
+        return self.median(arm, lambda shot: shot.timings[f"{name}_s"])
+
+    @property
+    def calm(self) -> str | None:
+        """The arm whose timings tell e and p: one where encoding and prefill do not run at once, and report them."""
+        arms = (arm for arm in ("sequential", "same_device") if arm in self.shots)
+        return next((arm for arm in arms if self.shots[arm][0].timings), None)
 
 
-def bound(images: int, encode_s: float, prefill_s: float) -> float:
-    """The best that streaming can do with these totals: e + (N-1)*max(e, p) + p."""
-    e, p = encode_s / images, prefill_s / images
-    return e + (images - 1) * max(e, p) + p
+def questions(plan: Plan, images: int) -> list[Question]:
+    """The requests of every round, the first to warm up; equal plans give equal ones."""
+    draw, _ = painter(plan.pictures, plan.size)
+    seeds = itertools.count(FIRST_SEED * (images + 1))
+    return [Question(TEXT, tuple(draw(next(seeds)) for _ in range(images))) for _ in range(plan.repeats + 1)]
 
 
-def arms_of(model: str, settings: Settings) -> dict[str, Settings]:
-    """Settings of the three arms; a separate encoder gets the same share of the machine in both placed arms.
+async def measure(arms: Arms, plan: Plan, say: Callable[[str], None]) -> list[Rung]:
+    """All rungs of the ladder; every target that was opened is closed."""
+    rungs = [Rung(images, {arm: [] for arm in arms}) for images in plan.ladder]
+    for group in [list(arms)] if plan.beside else [[arm] for arm in arms]:
+        targets: dict[str, Target] = {}
+        try:
+            for arm in group:
+                say(f"opening {arm}")
+                targets[arm] = await arms[arm]()
+            for rung in rungs:
+                await _climb(rung, targets, questions(plan, rung.images), say)
+        finally:
+            for target in targets.values():
+                await target.aclose()
+    return rungs
 
-    Where the settings put the encoder with the language model, "its own device" is its own share of that one: half of
-    the cores of a CPU, a thread of its own on a GPU.
-    """
-    config = read_model(model, settings)[2]
-    apart = settings if config.encoder_apart else replace(settings, mmproj_device=config.device)
+
+async def _climb(
+    rung: Rung, targets: Mapping[str, Target], asked: Sequence[Question], say: Callable[[str], None]
+) -> None:
+    """One rung on the open targets, in turn; the first round warms up."""
+    for number, question in enumerate(asked):
+        say(f"{rung.images} image(s), round {number} of {len(asked) - 1}")
+        for arm, target in targets.items():
+            shot = await target.ask(question)
+            if number:
+                rung.shots[arm].append(shot)
+
+
+def figures(rung: Rung, plan: Plan, floor: tuple[Work, Peak] | None) -> dict[str, Any]:
+    """The numbers of one rung: seconds to the first token by arm, the overlap, the floor and how near the arms came."""
+    shots = rung.shots
+    prompt_len = next(iter(shots.values()))[0].prompt_tokens
+    out: dict[str, Any] = {
+        "prompt_tokens": prompt_len,
+        "first_token_s": {arm: summed([shot.first_token_s for shot in taken]) for arm, taken in shots.items()},
+        "identical": len({tuple(shot.text for shot in taken) for taken in shots.values()}) == 1,
+    }
+    if rung.calm is not None:
+        out |= _overlap(rung, rung.calm)
+    if floor is not None:
+        out |= _floors(rung, plan, prompt_len, floor)
+    return out
+
+
+def _overlap(rung: Rung, calm: str) -> dict[str, Any]:
+    """What streaming could do with the calm arm's totals, and what it did."""
+    encode_s, prefill_s = rung.timing_s(calm, "encode"), rung.timing_s(calm, "prefill")
+    bound_s = overlapped_s(rung.images, encode_s, prefill_s)
+    out = {"encode_s": round(encode_s, 5), "prefill_s": round(prefill_s, 5), "bound_s": round(bound_s, 5)}
+    if "streamed" in rung.shots and rung.shots["streamed"][0].timings:
+        streamed_s = rung.first_s("streamed")
+        out |= {"streamed_over_bound": round(streamed_s / bound_s, 4)}
+        out |= {f"{name}_s": round(rung.timing_s("streamed", name), 5) for name in ("hidden", "waited")}
+        if calm == "sequential" and rung.images > 1 and (room_s := rung.first_s(calm) - bound_s) > 0:
+            out |= {"overlap_share": round((rung.first_s(calm) - streamed_s) / room_s, 4)}
+    return out
+
+
+def _floors(rung: Rung, plan: Plan, prompt_len: int, floor: tuple[Work, Peak]) -> dict[str, Any]:
+    """The hardware's floor of each arm, and how near its median came."""
+    work, peak = floor
+    patches = [_patches(plan)] * rung.images
+    least = {
+        arm: first_token_s(work, peak, prompt_len, patches, apart=arm in ("streamed", "sequential"))
+        for arm in rung.shots
+    }
     return {
-        "streamed": replace(apart, encoder_stream=True),
-        "sequential": replace(apart, encoder_stream=False),
-        "same_device": replace(settings, mmproj_device="same"),
+        "floor_s": {arm: round(seconds, 5) for arm, seconds in least.items()},
+        "share_of_floor": {arm: share(seconds, rung.first_s(arm)) for arm, seconds in least.items()},
     }
 
 
-async def shoot(service: Service, pictures: Sequence[bytes]) -> tuple[Shot, int]:
-    """One request with these pictures; the shot, and its number of prompt tokens."""
-    images = tuple(ImageSource(data_url(png), "bench") for png in pictures)
-    parts: list[dict[str, object]] = [{"type": "image", "image": i} for i in range(len(images))]
-    parts.append({"type": "text", "text": "Compare the charts."})
-    message = {"role": "user", "content": parts}
-    wishes = Wishes(temperature=0, max_tokens=1, ignore_eos=True)
-    began_s, first_s, timings = time.monotonic(), None, Timings()
-    answer = await service.chat(ChatRequest((message,), images, wishes))
-    async for part in answer.parts():
-        if isinstance(part, TextDelta) and part.tokens and first_s is None:
-            first_s = time.monotonic()
-        if isinstance(part, ChoiceEnd):
-            timings = part.timings
-    assert first_s is not None, "no token came"
-    return Shot(first_s - began_s, timings), answer.prompt_tokens
+def _patches(plan: Plan) -> int:
+    """Patches of a picture: its sides rounded to whole merge blocks of two by two patches of 16 pixels."""
+    _, sides = painter(plan.pictures, plan.size)
+    across, down = (2 * round(side / 32) for side in sides)
+    return across * down
 
 
-async def measure(model: str, settings: Settings, plan: Plan, say: Callable[[str], None]) -> dict[int, Rung]:
-    """All rungs of the ladder."""
-    services: dict[str, Service] = {}
-    seeds = itertools.count(1000)
-    try:
-        for arm, chosen in arms_of(model, settings).items():
-            say(f"opening {arm}")
-            services[arm] = Service(open_engine(model, chosen))
-        rungs = {}
-        for images in plan.ladder:
-            shots: dict[str, list[Shot]] = {arm: [] for arm in ARMS}
-            prompt_tokens = 0
-            for repeat in range(plan.repeats + 1):
-                say(f"{images} image(s), round {repeat} of {plan.repeats}")
-                for arm in ARMS:
-                    pictures = [chart_png(next(seeds), plan.width, plan.height) for _ in range(images)]
-                    shot, prompt_tokens = await shoot(services[arm], pictures)
-                    if repeat:  # the first round warms up
-                        shots[arm].append(shot)
-            rungs[images] = rung(images, shots, prompt_tokens)
-        return rungs
-    finally:
-        for service in services.values():
-            await service.aclose()
-
-
-def rung(images: int, shots: dict[str, list[Shot]], prompt_tokens: int) -> Rung:
-    """Medians of the arms, and what they say about the overlap."""
-
-    def median(arm: str, value: Callable[[Shot], float]) -> float:
-        return statistics.median(value(shot) for shot in shots[arm])
-
-    streamed_s, sequential_s = (median(arm, lambda shot: shot.first_token_s) for arm in ("streamed", "sequential"))
-    encode_s = median("sequential", lambda shot: shot.timings.encode_s)
-    prefill_s = median("sequential", lambda shot: shot.timings.prefill_s)
-    bound_s = bound(images, encode_s, prefill_s)
-    times = [shot.first_token_s for shot in shots["streamed"]]
-    return Rung(
-        streamed_s=streamed_s,
-        sequential_s=sequential_s,
-        same_device_s=median("same_device", lambda shot: shot.first_token_s),
-        encode_s=encode_s,
-        prefill_s=prefill_s,
-        waited_s=median("streamed", lambda shot: shot.timings.waited_s),
-        hidden_s=median("streamed", lambda shot: shot.timings.hidden_s),
-        bound_s=bound_s,
-        overlap_share=(sequential_s - streamed_s) / (sequential_s - bound_s) if images > 1 else None,
-        prompt_tokens=prompt_tokens,
-        spread_s=(max(times) - min(times)) / 2,
-    )
-
-
-def report(rungs: dict[int, Rung], console: Console) -> str:
-    """Print the table; return the JSON line."""
+def report(rungs: Sequence[Rung], plan: Plan, floor: tuple[Work, Peak] | None, console: Console) -> dict[str, Any]:
+    """Print the table; return the figures by number of images."""
+    found = {rung.images: figures(rung, plan, floor) for rung in rungs}
     table = Table(title="time to first token in seconds, medians", padding=(0, 0), pad_edge=False)
-    columns = {
-        "N": lambda r: "",
-        "tokens": lambda r: str(r.prompt_tokens),
-        "streamed": lambda r: f"{r.streamed_s:.3f}",
-        "seq.": lambda r: f"{r.sequential_s:.3f}",
-        "same": lambda r: f"{r.same_device_s:.3f}",
-        "enc.": lambda r: f"{r.encode_s:.3f}",
-        "pref.": lambda r: f"{r.prefill_s:.3f}",
-        "waited": lambda r: f"{r.waited_s:.3f}",
-        "hidden": lambda r: f"{r.hidden_s:.3f}",
-        "bound": lambda r: f"{r.bound_s:.3f}",
-        "/bound": lambda r: f"{r.streamed_s / r.bound_s:.2f}",
-        "overlap": lambda r: "" if r.overlap_share is None else f"{r.overlap_share:.2f}",
-    }
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
-    for images, r in rungs.items():
-        table.add_row(str(images), *(show(r) for name, show in columns.items() if name != "N"))
+    arms = list(rungs[0].shots)
+    extra = [name for name in SHORT if name in found[rungs[0].images]]
+    heads = [SHORT.get(arm, arm) for arm in arms] + [SHORT[name] for name in extra]
+    for name in ("N", "tokens", *heads, *(["floor", "share"] if floor else []), "alike"):
+        table.add_column(name, justify="right", no_wrap=True, min_width=len(name))
+    for images, row in found.items():
+        best = min(arms, key=lambda arm, row=row: row["first_token_s"][arm]["median"])  # type: ignore[misc]
+        cells = [f"{row['first_token_s'][arm]['median']:.3f}" for arm in arms]
+        cells += [f"{row[name]:.3f}" if name in row else "" for name in extra]
+        if floor:
+            cells += [f"{row['floor_s'][best]:.3f}", f"{row['share_of_floor'][best]:.2f}"]
+        table.add_row(str(images), str(row["prompt_tokens"]), *cells, "yes" if row["identical"] else "NO")
     console.print(table)
-    rounded = {n: {k: None if v is None else round(v, 4) for k, v in asdict(r).items()} for n, r in rungs.items()}
-    return json.dumps({"images": rounded})
+    return {"pictures": plan.pictures, "size": plan.size, "images": {str(images): row for images, row in found.items()}}
 
 
-def run(model: str, settings: Settings, plan: Plan) -> str:
+def run(subject: Subject, plan: Plan) -> str:
     """Measure and print; returns the JSON line. Progress goes to the standard error."""
-    console = Console(stderr=True)
+    console, floor = Console(stderr=True), floor_of(subject)
     with console.status("") as status:
-        rungs = asyncio.run(measure(model, settings, plan, status.update))
-    return report(rungs, Console())
+        rungs = asyncio.run(measure(arms_of(subject, plan.arms), plan, status.update))
+    return line({"bench": "ttft", **report(rungs, plan, floor, Console())}, devices_of(subject))

@@ -79,7 +79,7 @@ class ChatRequest:
     messages: dicts with `role`, `content` (a string, or a list of {"type": "text", "text": ...} and
     {"type": "image", "image": INDEX} parts where INDEX points into `images`) and whatever else the template reads.
     template: extra variables for the chat template. open_end: the last message is the assistant's and is continued.
-    effort: how much to think, one of EFFORTS.
+    effort: how much to think, one of EFFORTS. thought_len: tokens after which a thought that the prompt opens is ended.
     """
 
     messages: tuple[dict[str, Any], ...]
@@ -91,6 +91,7 @@ class ChatRequest:
     open_end: bool = False
     generation_prompt: bool = True
     effort: str | None = None
+    thought_len: int | None = None
     prompt: str | tuple[int, ...] | None = None
 
 

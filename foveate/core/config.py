@@ -22,6 +22,7 @@ from foveate.core.values import MAX_IMAGES
 MIB = 2**20
 MAX_JSON_DEPTH = 128  # the parser's own limit lies a little higher
 KEY_VARIABLE = "FOVEATE_API_KEY"
+LOAD_FORMATS = ("auto", "dummy")
 
 
 def _option(default: Any, text: str, **extra: Any) -> Any:
@@ -71,10 +72,21 @@ class Settings:
     dtype: str = _option(
         "auto", "Weights and activations: auto (float32 on a CPU, bfloat16 on a GPU), float32, bfloat16."
     )
+    load_format: str = _option(
+        "auto",
+        "Weights: auto (the checkpoint's) or dummy (random ones of its dimensions; JSON files suffice).",
+    )
+    kernels: str = _option(
+        "auto", "Operators of Qwen3.5's language model: auto (triton on a GPU), torch (plain and slower) or triton."
+    )
+    graphs: bool = _option(True, "Replay recorded decode steps where triton runs; off: launch each operator anew.")
     max_concurrency: int = _option(8, "Requests that run at once; further ones queue.")
     max_ctx: int = _option(0, "Longest prompt plus answer of a request, in tokens; 0 takes the model's, within memory.")
     kv_tokens: int = _option(0, "Tokens of key/value memory for all requests; 0: measured on a GPU, 32,768 on a CPU.")
     image_rows: int = _option(0, "Image rows kept at once for all requests; 0 derives it from max-ctx.")
+    image_cache: bool = _option(
+        True, "Keep rows that no request needs until others need the room: a picture sent again is not encoded again."
+    )
     step_tokens: int = _option(0, "Most tokens one step runs; 0: 8,192 on a GPU, 2,048 on a CPU.")
     mixed_tokens: int = _option(0, "Most prompt tokens in a step that also decodes; 0: 2,048 on a GPU, 256 on a CPU.")
     page_len: int = _option(32, "Tokens per page of key/value memory.")
@@ -90,7 +102,9 @@ class Settings:
     encoder_worker: str = _option("auto", "Where a separate encoder runs: auto, process or thread.")
     threads: int = _option(0, "CPU threads in all; 0 takes the cores this process may use.")
     encoder_threads: int = _option(0, "Of these, the encoder's when it has the CPU to itself; 0 takes half.")
-    decode_workers: int = _option(0, "Threads that decode pictures; 0: one per four cores, at least one.")
+    decode_workers: int = _option(
+        0, "Threads that decode pictures; 0: one per core beside a GPU, 16 at most, else one per four cores."
+    )
     queue_requests: int = _option(256, "Requests that may wait; beyond it 503.")
     queue_image_rows: int = _option(1_048_576, "Image rows that may wait; beyond it 503.")
     queue_mib: int = _option(1024, "MiB of pictures that may wait; beyond it 503.")
@@ -127,7 +141,7 @@ class Settings:
     cors_origins: str = _option("*", "Comma-separated origins whose pages may ask; * for all, empty for none.")
     encode_timeout_s: float = _option(300.0, "Seconds after which an encoder that does not answer counts as hung.")
     shutdown_s: float = _option(20.0, "Seconds that running requests get to finish on shutdown.")
-    inject_fault: str = _option("", "For tests of failures: KIND:N makes the N-th encode or step fail; empty: none.")
+    inject_fault: str = _option("", "For tests of failures: KIND:N makes the N-th encode, step or guess fail.")
     log_level: str = _option("info", "Log level: debug, info, warning or error.")
 
 
@@ -143,11 +157,15 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What the machine offers: usable cores, CUDA devices and, when asked, tokens of key/value memory that fit."""
+    """What the machine offers: usable cores, CUDA devices and, when asked, tokens of key/value memory that fit.
+
+    triton: whether it is installed.
+    """
 
     cores: int
     cuda_count: int = 0
     kv_tokens: int | None = None
+    triton: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +178,7 @@ class Config:
     encoder_device: str
     encoder_worker: str
     dtype: str
+    kernels: str
     slots: int
     max_ctx: int
     page_len: int
@@ -261,6 +280,17 @@ def _place_encoder(settings: Settings, device: str, facts: DeviceFacts) -> tuple
     return place, settings.encoder_worker
 
 
+def _kernels(wish: str, gpu: bool, facts: DeviceFacts) -> str:
+    """'torch' or 'triton'."""
+    if wish not in ("auto", "torch", "triton"):
+        raise ConfigError(f"unknown kernels: {wish} (auto, torch or triton)")
+    if wish == "triton" and not gpu:
+        raise ConfigError("kernels triton needs a language model on a CUDA device")
+    if wish == "triton" and not facts.triton:
+        raise ConfigError("kernels triton asked for, but triton is not installed")
+    return "triton" if wish != "torch" and gpu and facts.triton else "torch"
+
+
 def _split_threads(settings: Settings, shared_cpu: bool, facts: DeviceFacts) -> tuple[int, int]:
     """CPU threads for the language model and for the encoder; disjoint when both live on one CPU."""
     total = settings.threads or facts.cores
@@ -270,6 +300,11 @@ def _split_threads(settings: Settings, shared_cpu: bool, facts: DeviceFacts) -> 
     if total > 1 and encoder >= total:
         raise ConfigError(f"encoder-threads {encoder} leaves none of {total} threads to the language model")
     return max(1, total - encoder), encoder
+
+
+def _decoders(encoder_place: str, cores: int) -> int:
+    """Threads that decode: as many as a request may have pictures where the cores have nothing else to do."""
+    return min(cores, MAX_IMAGES) if encoder_place != "cpu" else max(1, cores // 4)
 
 
 def _media_places(settings: Settings) -> MediaPlaces:
@@ -324,6 +359,8 @@ def resolve(settings: Settings, model: ModelFacts, device: DeviceFacts) -> Confi
         raise ConfigError(f"unknown log level: {settings.log_level} (debug, info, warning or error)")
     if settings.dtype not in ("auto", "float32", "bfloat16"):
         raise ConfigError(f"unknown dtype: {settings.dtype} (auto, float32 or bfloat16)")
+    if settings.load_format not in LOAD_FORMATS:
+        raise ConfigError(f"unknown load format: {settings.load_format} ({' or '.join(LOAD_FORMATS)})")
     # More than every slot can fill is of no use, however much a GPU could hold.
     measured = device.kv_tokens and min(device.kv_tokens, settings.max_concurrency * model.max_positions)
     kv_tokens = settings.kv_tokens or measured or 32_768
@@ -336,6 +373,7 @@ def resolve(settings: Settings, model: ModelFacts, device: DeviceFacts) -> Confi
         encoder_device=encoder_place,
         encoder_worker=worker,
         dtype=("bfloat16" if gpu else "float32") if settings.dtype == "auto" else settings.dtype,
+        kernels=_kernels(settings.kernels, gpu, device),
         slots=settings.max_concurrency,
         max_ctx=max_ctx,
         page_len=settings.page_len,
@@ -345,7 +383,7 @@ def resolve(settings: Settings, model: ModelFacts, device: DeviceFacts) -> Confi
         mixed_tokens=min(settings.mixed_tokens or (2_048 if gpu else 256), step_tokens),
         model_threads=model_threads,
         encoder_threads=encoder_threads,
-        decode_workers=settings.decode_workers or max(1, device.cores // 4),
+        decode_workers=settings.decode_workers or _decoders(encoder_place, device.cores),
         pictures=PictureLimits(
             image_bytes=settings.max_image_mib * MIB,
             total_bytes=settings.max_images_mib * MIB,

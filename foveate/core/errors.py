@@ -90,13 +90,16 @@ class ResponseNotFound(InvalidRequest):
 
 
 class Busy(FoveateError):
-    """Temporary shortage: a full queue, short host memory, shutting down. `retry_after_s` is in whole seconds."""
+    """Temporary shortage: a full queue, short host memory, shutting down. `retry_after_s` is in whole seconds.
+
+    `lack` is what there was too little of, for metrics: a limit's name, `host_memory`, or at the end `time`.
+    """
 
     code = "server_busy"
 
-    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+    def __init__(self, message: str, retry_after_s: int = 1, lack: str = "time") -> None:
         super().__init__(message)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.lack = retry_after_s, lack
 
 
 class RequestFailed(FoveateError):

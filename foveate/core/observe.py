@@ -18,7 +18,8 @@ from foveate.core.values import ImageTiming, Timings
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _WORK_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-_TOKENS = (1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0)
+_TOKENS = (1.0, *(2.0**power for power in range(3, 18)))
+_IMAGES = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 SPREADS: Mapping[str, tuple[float, ...]] = MappingProxyType(
     {
@@ -28,10 +29,14 @@ SPREADS: Mapping[str, tuple[float, ...]] = MappingProxyType(
         "prefill_s": _LATENCY_S,
         "inference_s": _LATENCY_S,
         "generation_s": _LATENCY_S,
+        "token_gap_s": _WORK_S,
         "per_token_s": _WORK_S,
         "image_decode_s": _WORK_S,
         "image_queue_s": _WORK_S,
         "image_encode_s": _WORK_S,
+        "prompt_tokens": _TOKENS,
+        "output_tokens": _TOKENS,
+        "images": _IMAGES,
         "step_s": _WORK_S,
         "step_tokens": _TOKENS,
     }
@@ -41,7 +46,10 @@ SPREADS: Mapping[str, tuple[float, ...]] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """The engine at one moment. `waiting` includes requests whose pictures are still being decoded."""
+    """The engine at one moment. `waiting` includes requests whose pictures are still being decoded.
+
+    The last two count since the start: images of requests, and how many of these had their rows when they came.
+    """
 
     running: int = 0
     waiting: int = 0
@@ -53,6 +61,9 @@ class Gauges:
     image_rows: int = 0
     image_rows_used: int = 0
     images_encoding: int = 0
+    image_rows_kept: int = 0
+    image_lookups: int = 0
+    image_hits: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +191,9 @@ class Counters:
             )
             pairs = zip_longest(self._accepted_at, timings.accepted, fillvalue=0)
             self._accepted_at = [sum(pair) for pair in pairs]
+            self._put("prompt_tokens", outcome.prompt_tokens)
+            self._put("output_tokens", outcome.output_tokens)
+            self._put("images", len(timings.images))
             for image in timings.images:
                 self._image(image)
             if outcome.output_tokens:
@@ -196,6 +210,11 @@ class Counters:
             self._totals = replace(self._totals, steps=self._totals.steps + 1)
             self._put("step_s", seconds)
             self._put("step_tokens", tokens)
+
+    def paused(self, seconds: float) -> None:
+        """Count the time between tokens of an answer and the ones before; tokens of one step come at once."""
+        with self._lock:
+            self._put("token_gap_s", seconds)
 
     def snapshot(self, gauges: Gauges) -> Snapshot:
         """All counts so far beside the given gauges."""

@@ -18,8 +18,8 @@ class Draw:
 
     `index` counts the output tokens that exist already, so a draw depends on seed and index only, never on the batch.
     `history` is prompt + output (image placeholders left out) when penalties need it, the output when only a grammar
-    does, else empty; the last `output_len` of it are output. `forbidden` are ids that may not come yet (stop ids before
-    `min_new`).
+    or a thought's bound does, else empty; the last `output_len` of it are output. `forbidden` are ids that may not come
+    yet (stop ids before `min_new`).
     """
 
     sampling: Sampling

@@ -14,13 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from foveate.core.images import BlockRules
+
 MAX_IMAGES = 16  # per request, one constant for every API and both model families
 
 
 class PixelSource(Protocol):
     """One picture, identified and measured from its header, not decoded yet. Picklable.
 
-    `pixels()` decodes fully and resizes to the grid: uint8 array [height, width, 3]; raises `InvalidImage`.
+    `pixels()` decodes fully and resizes to the grid: uint8 array [height, width, 3]; raises `InvalidImage`. `frame()`
+    does the same but may leave the resizing to whoever has a faster device for it, and then gives a `Frame`.
     """
 
     key: str
@@ -29,13 +32,31 @@ class PixelSource(Protocol):
 
     def pixels(self) -> Any: ...
 
+    def frame(self) -> Any: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A decoded picture that is still to be resized: uint8 [height, width, 3], and the (height, width) it shall have.
+
+    The resize is Pillow's bicubic one, byte for byte. Picklable.
+    """
+
+    pixels: Any
+    size: tuple[int, int]
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.pixels.nbytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """An image's place in a token sequence.
 
     `key` is the 256-bit content key in hex; `grid` counts patches (down, across); `rows` counts tokens. An `atomic`
-    span must be prefilled inside one step.
+    span must be prefilled inside one step. The `lead_len` tokens before it are no text either, but pads that put it
+    where it must begin; they depend on the place and not on the image, so they are not among its rows.
     """
 
     key: str
@@ -43,6 +64,7 @@ class Span:
     rows: int
     grid: tuple[int, int]
     atomic: bool = False
+    lead_len: int = 0
 
     @property
     def end_at(self) -> int:
@@ -51,7 +73,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class ImageRules:
-    """How a family turns a picture's size into a grid and rows; read from the checkpoint's preprocessor config."""
+    """How Qwen turns a picture's size into a grid and rows; read from the checkpoint's preprocessor config."""
 
     patch: int
     merge: int
@@ -98,7 +120,9 @@ class Prompt:
     def __post_init__(self) -> None:
         end_at = 0
         for span in self.spans:
-            assert end_at <= span.start_at and span.rows > 0 and span.end_at <= len(self.tokens), "spans out of order"
+            assert end_at <= span.start_at - span.lead_len and span.rows > 0 and span.end_at <= len(self.tokens), (
+                "spans out of order"
+            )
             end_at = span.end_at
         assert all(len(axis) == len(self.tokens) for axis in self.positions.axes), "positions do not cover the prompt"
 
@@ -114,6 +138,7 @@ class Sampling:
     Penalties as in OpenAI's API (frequency, presence: over the output) and as in Hugging Face (repetition: over prompt
     and output). `logprobs` is None for none, or how many alternatives to report. `seed` makes draws repeatable.
     `grammar` is the text of a grammar, in the engine's language, that the output must follow; '' for none.
+    `thought_len`: the output begins within a thought, which is ended after so many tokens if it has not ended by then.
     """
 
     temperature: float = 1.0
@@ -127,6 +152,7 @@ class Sampling:
     seed: int = 0
     logprobs: int | None = None
     grammar: str = ""
+    thought_len: int | None = None
 
     @property
     def penalises(self) -> bool:
@@ -134,8 +160,8 @@ class Sampling:
 
     @property
     def needs_history(self) -> bool:
-        """Whether a draw depends on tokens before it: for a grammar alone, the output is enough."""
-        return self.penalises or bool(self.grammar)
+        """Whether a draw depends on tokens before it: for a grammar or a thought's bound, the output is enough."""
+        return self.penalises or bool(self.grammar) or self.thought_len is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +177,7 @@ class ModelCard:
     hidden_size: int
     axes: int
     image_token_id: int | None
-    image_rules: ImageRules | None
+    image_rules: ImageRules | BlockRules | None
     eos_ids: frozenset[int]
     sampling: Sampling
 

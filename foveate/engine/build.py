@@ -13,9 +13,11 @@ from functools import partial
 from pathlib import Path
 
 from foveate.core.config import Config, ModelFacts, Settings, resolve
+from foveate.core.images import BlockRules
 from foveate.core.plan import StepPlan
 from foveate.core.values import ModelCard
-from foveate.engine.checkpoint import locate
+from foveate.core.work import Work
+from foveate.engine.checkpoint import BUNDLED, locate
 from foveate.engine.client import EngineClient
 from foveate.engine.loop import EngineLoop
 from foveate.run.draft import Drafter
@@ -23,6 +25,7 @@ from foveate.run.drafters import DRAFT_WORDS
 from foveate.run.open import (
     describe,
     device_facts,
+    device_name,
     measure,
     open_drafter,
     open_encoder,
@@ -30,6 +33,7 @@ from foveate.run.open import (
     open_model,
     open_runner,
     use_threads,
+    work_of,
 )
 from foveate.sched.scheduler import Limits, Scheduler
 from foveate.sched.speculate import DraftLimits, Speculation
@@ -60,11 +64,20 @@ def read_model(model: str, settings: Settings) -> tuple[Path, ModelCard, Config]
     return folder, card, resolve(settings, facts_of(model, card), device_facts())
 
 
+def costs(model: str, settings: Settings) -> tuple[Work | None, str]:
+    """What the model's steps cost at least, if that has been counted for its family; and the name of its device."""
+    folder, _, config = read_model(model, settings)
+    return work_of(folder, config), device_name(config.device)
+
+
 def facts_of(model: str, card: ModelCard) -> ModelFacts:
     """The plain numbers of a checkpoint that settings are resolved against."""
     rules = card.image_rules
-    largest = 0 if rules is None else rules.max_pixels // (rules.patch * rules.merge) ** 2
-    name = model if model == "demo" or not Path(model).expanduser().exists() else Path(model).resolve().name
+    if isinstance(rules, BlockRules):
+        largest = rules.largest_block
+    else:
+        largest = 0 if rules is None else rules.max_pixels // (rules.patch * rules.merge) ** 2
+    name = model if model in BUNDLED or not Path(model).expanduser().exists() else Path(model).resolve().name
     return ModelFacts(name, card.max_positions, rules is not None, largest)
 
 
@@ -79,8 +92,9 @@ def open_engine(
     measured = measure(weights, drafter, config)
     if measured is not None:
         config = resolve(settings, facts_of(model, card), device_facts(measured))
+    limits = None if drafter is None else draft_limits(drafter, weights.verifies_trees, settings)
     loop = EngineLoop(
-        Scheduler(limits_of(config), None if drafter is None else Speculation(draft_limits(drafter, settings))),
+        Scheduler(limits_of(config), None if limits is None else Speculation(limits)),
         open_runner(weights, drafter, open_grammars(folder, card), config),
         partial(open_encoder, folder, config) if card.image_rules is not None else _no_encoder,
         on_step or (lambda plan, seconds: None),
@@ -107,13 +121,17 @@ def limits_of(config: Config) -> Limits:
         queue_image_rows=settings.queue_image_rows,
         queue_bytes=settings.queue_mib * 2**20,
         bypass=settings.bypass,
+        keep_images=settings.image_cache,
     )
 
 
-def draft_limits(drafter: Drafter, settings: Settings) -> DraftLimits:
-    """How much may be guessed: the settings' wish within what the drafter can do."""
+def draft_limits(drafter: Drafter, trees: bool, settings: Settings) -> DraftLimits:
+    """How much may be guessed: what the settings wish and the drafter can do; trees if the model verifies them."""
     draft_len = min(settings.draft_len or drafter.most_len, drafter.most_len)
-    return DraftLimits(draft_len, settings.draft_tree, drafter.lookback, settings.draft_adaptive)
+    tree = settings.draft_tree if trees else 0
+    if settings.draft_tree and not trees:
+        log.warning("draft-tree is left at 0: this model verifies chains only")
+    return DraftLimits(draft_len, tree, drafter.lookback, settings.draft_adaptive)
 
 
 def _draft_folder(wish: str) -> Path | None:
@@ -128,6 +146,12 @@ def _no_encoder(nudge: Callable[[], None]) -> None:
 def _log_split(config: Config, card: ModelCard) -> None:
     if card.image_rules is None:
         return
+    if isinstance(card.image_rules, BlockRules) and config.step_tokens < card.image_rules.largest_block:
+        log.warning(
+            "step-tokens is %d, but an image of this model may need %d tokens in one step: such images will be refused",
+            config.step_tokens,
+            card.image_rules.largest_block,
+        )
     if config.encoder_apart and config.encoder_device == config.device == "cpu":
         log.info(
             "one CPU for both: %d thread(s) to the language model, %d to the vision encoder (%s)",

@@ -1,4 +1,4 @@
-"""Turns what a person calls a model into a folder on disk: `demo`, a path, or a hub id.
+"""Turns what a person calls a model into a folder on disk: `demo`, `demo-ds4`, a path, or a hub id.
 
 Owns that resolution and nothing about the folder's contents. A hub id is fetched through `huggingface_hub`, which keeps
 its own cache and honours its own settings (endpoint, token, offline mode).
@@ -6,21 +6,31 @@ its own cache and honours its own settings (endpoint, token, offline mode).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from foveate.core.errors import CheckpointError
 
-DEMO = Path(__file__).resolve().parent.parent / "demo"
+PACKAGE = Path(__file__).resolve().parent.parent
+DEMO = PACKAGE / "demo"
+BUNDLED: Mapping[str, Path] = MappingProxyType({"demo": DEMO, "demo-ds4": PACKAGE / "demo-ds4"})
+MAKING: Mapping[str, str] = MappingProxyType(
+    {"demo-ds4": "python -m recipe --family deepseek_v4 --out DIR trains it (some 20 minutes on one GPU)"}
+)
 WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
 
 
 def locate(model: str) -> Path:
     """The checkpoint folder of `model`; CheckpointError when there is none."""
-    folder = DEMO if model == "demo" else Path(model).expanduser()
+    folder = BUNDLED.get(model) or Path(model).expanduser()
     if (folder / "config.json").is_file():
         return folder
+    if model in MAKING:
+        raise CheckpointError(f"{model} is not here: {MAKING[model]}; then name DIR/model, or copy it to {folder}")
     if folder.exists() or model.startswith((".", "/", "~")) or model.count("/") != 1:
-        raise CheckpointError(f"no checkpoint at {model}: a folder with config.json, a hub id OWNER/NAME, or demo")
+        kinds = f"a folder with config.json, a hub id OWNER/NAME, {' or '.join(BUNDLED)}"
+        raise CheckpointError(f"no checkpoint at {model}: {kinds}")
     return _fetch(model)
 
 

@@ -76,6 +76,12 @@ class Ledger:
                 entry.timing[key] = replace(entry.timing[key], decode_start_s=start_s, decode_end_s=end_s)
                 self._sound(entry, key)
 
+    def encoding(self, key: str, start_s: float) -> None:
+        """The encode of a picture has begun: whoever looks sees it under way."""
+        for entry in self.holders(key):
+            if key not in entry.landed:
+                entry.timing[key] = replace(entry.timing[key], encode_start_s=start_s)
+
     def landed(self, key: str, start_s: float, end_s: float) -> None:
         for entry in self.holders(key):
             if key in entry.landed:

@@ -22,7 +22,7 @@ from foveate.core.values import Ending, Event, Failed, Finished, Output, PixelSo
 from foveate.engine.ledger import Ledger, Sink
 from foveate.run.embeds import RowStore
 from foveate.run.encoder import Decoded, EncoderStream
-from foveate.run.encoder_worker import Lost
+from foveate.run.encoder_worker import Began, Lost
 from foveate.sched.scheduler import Scheduler, Stats
 
 log = logging.getLogger(__name__)
@@ -37,6 +37,8 @@ class Executor(Protocol):
     def execute(self, plan: StepPlan) -> StepResult: ...
 
     def draft(self, wishes: Sequence[DraftWish]) -> list[DraftGuess]: ...
+
+    def stop_drafting(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,11 @@ class EngineLoop:
             self._encoder = None
 
     @property
+    def encodes(self) -> int:
+        """Pictures that have gone to the encoder so far, one that was encoded again counted again."""
+        return 0 if self._encoder is None else self._encoder.submitted
+
+    @property
     def alive(self) -> bool:
         return self._thread.is_alive()
 
@@ -191,15 +198,17 @@ class EngineLoop:
         self._on_step(plan, time.monotonic() - began_s)
 
     def _draft(self) -> None:
-        """Ask for guesses. A drafter that fails is not asked again, and only the log hears of it."""
+        """Show the drafter the step, ask for guesses. One that fails is not asked again; only the log hears of it."""
+        if not self._scheduler.guesses:
+            return
         began_s = time.monotonic()
         try:
-            wishes = self._scheduler.wishes()
-            for guess in self._executor.draft(wishes) if wishes else ():
+            for guess in self._executor.draft(self._scheduler.wishes()):
                 self._scheduler.propose(guess.uid, guess.tokens, guess.parents, guess.confidence)
         except Exception:
-            log.exception("the drafter failed: decoding goes on without it")
+            log.warning("the drafter failed: decoding goes on without it", exc_info=True)
             self._scheduler.stop_guessing()
+            self._executor.stop_drafting()
         self._draft_s = time.monotonic() - began_s
 
     def _read_mail(self) -> None:
@@ -264,6 +273,8 @@ class EngineLoop:
             now = time.monotonic()
             if isinstance(reply, Decoded):
                 self._ledger.decoded(reply.key, reply.start_s, reply.end_s)
+            elif isinstance(reply, Began):
+                self._ledger.encoding(reply.key, reply.start_s)
             elif isinstance(reply, Lost):
                 self._publish(self._scheduler.lost(reply.key, reply.error, now))
             else:

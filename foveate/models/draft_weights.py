@@ -19,7 +19,7 @@ from foveate.models.dflash import Backbone, BlockConv, BlockDrafter, BlockLayer,
 from foveate.models.draft_config import DraftConfig, Markov, check_fit, draft_config
 from foveate.models.dspark import ConfidenceHead, MarkovHead, Sequential
 from foveate.models.interface import LanguageModel
-from foveate.models.weights import Source, Stored, check, inventory, read_json
+from foveate.models.weights import Place, Source, Stored, check, inventory, open_source, read_json
 
 Shapes = dict[str, tuple[int, ...]]
 OTHERS = ("embed_tokens.", "lm_head.", "verifier_", "d2t", "t2d")  # the target's own, or read where needed
@@ -39,7 +39,7 @@ def load_block_drafter(
     expected = draft_shapes(config, stored)
     check(stored, expected, OTHERS)
     extra = {name for name in stored if name.startswith(OTHERS) and name in _owned(config, stored)}
-    source = Source(folder, {name: stored[name] for name in [*expected, *extra]}, device, dtype)
+    source = open_source(folder, {name: stored[name] for name in [*expected, *extra]}, Place(device, dtype))
     layers = tuple(_layer(source, f"layers.{i}.", config) for i in range(config.depth))
     backbone = Backbone(
         fc=_turned(source, "fc.weight"),

@@ -24,7 +24,7 @@ Pick = Callable[[Tensor, int], Tensor]
 class Seen:
     """Tokens that one step made stand, flattened: sequence s owns lens[s] of them, from index past_lens[s] on.
 
-    A sequence that starts at 0 is new or starts over. features and final are None unless captured.
+    A sequence that starts at 0 is new or starts over. features, final and streams are None unless captured.
     """
 
     ids: Tensor  # [tokens] int64
@@ -35,6 +35,7 @@ class Seen:
     slots: Tensor  # [sequences] int64
     features: Tensor | None  # [tokens, layers * hidden]
     final: Tensor | None  # [tokens, hidden]
+    streams: Tensor | None = None  # [tokens, streams * hidden]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +55,15 @@ class Guesses:
     """Guessed tokens, and what else the drafter thinks of them.
 
     tokens: [requests, depth] int64, the chain. confidence: [requests, depth], the probability that a token is right if
-    those before it are. ids, logprobs: [requests, depth, options], the best tokens of each depth, best first.
+    those before it are. ids, logprobs: [requests, depth, options], the best tokens of each depth, best first. known:
+    [requests] bool, whether there was anything to guess from, else a request's guesses mean nothing; None: always.
     """
 
     tokens: Tensor
     confidence: Tensor
     ids: Tensor
     logprobs: Tensor
+    known: Tensor | None = None
 
 
 class DraftModel(Protocol):

@@ -50,7 +50,7 @@ class ConfidenceHead:
     def sure(self, hidden: Tensor, before: Tensor | None) -> Tensor:
         """The probability [requests] that a slot is accepted if those before it are."""
         read = hidden if before is None else torch.cat([hidden, before], -1)
-        return torch.addmm(self.offset, read, self.weight).squeeze(-1).float().sigmoid()
+        return torch.addmm(self.offset, read.to(self.weight.dtype), self.weight).squeeze(-1).float().sigmoid()
 
 
 @dataclass(frozen=True, slots=True)

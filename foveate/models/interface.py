@@ -17,11 +17,19 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class PagedSpec:
-    """One tensor that grows with tokens: `pages` of `page_len` tokens, each `shape` per token."""
+    """One tensor that grows with tokens: pages of `page_len` tokens, one row of `shape` for every `every` of them.
+
+    A row stands in the page of the last of its tokens, so any page length goes with any `every`.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
+    every: int = 1
+
+    def rows(self, page_len: int) -> int:
+        """Rows of a page: as many as can end in it."""
+        return -(-page_len // self.every)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +49,12 @@ class MemorySpec:
     state: tuple[StateSpec, ...]
 
     def token_bytes(self) -> int:
-        """Bytes of paged memory per token."""
-        return sum(_size(spec) for spec in self.paged)
+        """Bytes of paged memory per token, on the average of a long sequence."""
+        return sum(-(-_size(spec) // spec.every) for spec in self.paged)
+
+    def page_bytes(self, page_len: int) -> int:
+        """Bytes of a page of `page_len` tokens."""
+        return sum(spec.rows(page_len) * _size(spec) for spec in self.paged)
 
     def slot_bytes(self) -> int:
         """Bytes of fixed-size state per sequence."""
@@ -58,7 +70,7 @@ def _size(spec: PagedSpec | StateSpec) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The allocated tensors by spec name. paged: [pages, page_len, *shape]; state: [slots, *shape]."""
+    """The allocated tensors by spec name. paged: [pages, rows of a page, *shape]; state: [slots, *shape]."""
 
     paged: dict[str, Tensor]
     state: dict[str, Tensor]
@@ -82,6 +94,7 @@ class Batch:
     logits_at: Tensor  # [wanted] int64, indices on the flat axis
     image_rows: Tensor | None = None  # [rows, hidden] in the model's dtype
     image_at: Tensor | None = None  # [rows] int64, indices on the flat axis
+    blocks: tuple[tuple[int, int], ...] = ()  # [start, end) on the flat axis of each image that is an atomic span
     # Sequences of an anchor and drafts under verification: their fixed-size state is not written until `commit`.
     verify: tuple[bool, ...] = ()
     # Per sequence, the parents of its drafts where they form a tree (`core.plan.Slice.parents`); () for a chain.
@@ -100,11 +113,13 @@ class Batch:
 class Capture:
     """What else a forward pass shall return: outputs of these layers, and what the final norm makes.
 
-    Layers count from 0; -1 stands for what goes into the first.
+    Layers count from 0; -1 stands for what goes into the first. A model with several residual streams gives their mean
+    as a layer's output; `streams` asks for all of them, as the last layer leaves them.
     """
 
     layers: tuple[int, ...] = ()
     final: bool = False
+    streams: bool = False
 
 
 NOTHING = Capture()
@@ -127,14 +142,15 @@ class Forward:
     """What a step gave, on the batch's flat axis.
 
     logits: float32 [wanted, vocab]. features: [tokens, layers * hidden], outputs of the captured layers side by side.
-    final: [tokens, hidden], after the final norm. Each of these two is None unless captured. pending: None unless the
-    step verified something.
+    final: [tokens, hidden], after the final norm. streams: [tokens, streams * hidden], of models that have several.
+    Each of these is None unless captured. pending: None unless the step verified something.
     """
 
     logits: Tensor
     features: Tensor | None = None
     final: Tensor | None = None
     pending: Pending | None = None
+    streams: Tensor | None = None
 
 
 class LanguageModel(Protocol):
@@ -145,6 +161,7 @@ class LanguageModel(Protocol):
     layer_count: int
     axes: int  # rows of rope positions per token
     max_positions: int
+    verifies_trees: bool  # whether drafts may branch; else they come as chains
 
     def memory_spec(self) -> MemorySpec: ...
 

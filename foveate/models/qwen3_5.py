@@ -11,6 +11,7 @@ as [in, out].
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -23,6 +24,7 @@ from foveate.models.qwen3_5_config import TextConfig
 from foveate.models.qwen3_5_trial import Trial, begin_trial
 from foveate.ops.attention import attend_paged, write_paged
 from foveate.ops.conv import causal_conv
+from foveate.ops.fp8 import FEW_PAIRS, Blocked, Matrix, add_projected, chosen_swiglu, numbers, project
 from foveate.ops.gated_delta import ChunkPlan, DeltaInputs, delta_runs, delta_step, plan_chunks
 from foveate.ops.layers import gated_rms_norm, rms_norm, swiglu
 from foveate.ops.moe import expert_swiglu, route
@@ -59,22 +61,22 @@ class FullAttention:
     out: [heads * head_dim, hidden].
     """
 
-    qkvg: Tensor
+    qkvg: Matrix
     scale: Tensor
-    out: Tensor
+    out: Matrix
 
     def add_to(self, hidden: Tensor, x: Tensor, step: Step, memory: tuple[Tensor, Tensor], config: TextConfig) -> None:
         """Add the layer's result for normed x [tokens, hidden] to the residual stream, in place."""
         keys, values = memory
         heads, kv_heads, dim = config.heads, config.kv_heads, config.head_dim
         sides = [(heads + kv_heads) * dim, kv_heads * dim, heads * dim]
-        qk, v, gate = torch.mm(x, self.qkvg).split(sides, -1)
+        qk, v, gate = project(x, self.qkvg).split(sides, -1)
         qk = rms_norm(qk.float().view(len(x), heads + kv_heads, dim), None, config.eps).mul_(self.scale)
         qk = rotate_(qk, step.cos, step.sin).to(x.dtype)
         write_paged(keys, step.layout.write_at, qk[:, heads:])
         write_paged(values, step.layout.write_at, v.view(len(x), kv_heads, dim))
         out = attend_paged(qk[:, :heads], keys, values, step.layout).flatten(1)
-        hidden.addmm_(out * gate.sigmoid(), self.out)
+        add_projected(hidden, out * gate.sigmoid(), self.out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +89,20 @@ class DeltaNet:
     unit_copies: the same [2 * key heads, value heads per key head, 1]; out: [value heads * value dim, hidden].
     """
 
-    into: Tensor
+    into: Matrix
     conv: Tensor
     rate: Tensor
     bias: Tensor
     norm: Tensor
     unit: Tensor
     unit_copies: Tensor
-    out: Tensor
+    out: Matrix
 
     def add_to(self, hidden: Tensor, x: Tensor, step: Step, memory: tuple[Tensor, Tensor], config: TextConfig) -> None:
         """Add the layer's result for normed x [tokens, hidden] to the residual stream, in place."""
         carried, state = memory
         channels = 2 * config.keys + config.values
-        mixed, z, b, a = torch.mm(x, self.into).split([channels, config.values, *[config.value_heads] * 2], -1)
+        mixed, z, b, a = project(x, self.into).split([channels, config.values, *[config.value_heads] * 2], -1)
         mixed = _convolve(mixed, self.conv, carried, step)
         mixed = F.silu(mixed, inplace=True).float()
         qk, v = mixed.split([2 * config.keys, config.values], -1)
@@ -118,7 +120,7 @@ class DeltaNet:
             beta=b.float().sigmoid(),
         )
         out = gated_rms_norm(_delta(inputs, state, step), z.view(len(x), config.value_heads, -1), self.norm, config.eps)
-        hidden.addmm_(out.flatten(1).to(x.dtype), self.out)
+        add_projected(hidden, out.flatten(1).to(x.dtype), self.out)
 
 
 def _convolve(x: Tensor, weight: Tensor, carried: Tensor, step: Step) -> Tensor:
@@ -158,12 +160,12 @@ def _delta_settled(inputs: DeltaInputs, state: Tensor, step: Step) -> Tensor:
 class Dense:
     """A SwiGLU. gate_up: [hidden, 2 * inner], gate columns first; down: [inner, hidden]."""
 
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Matrix
+    down: Matrix
 
     def add_to(self, hidden: Tensor, x: Tensor) -> None:
         """Add the result for normed x to the residual stream, in place."""
-        hidden.addmm_(swiglu(x, self.gate_up), self.down)
+        add_projected(hidden, swiglu(x, self.gate_up), self.down)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,8 +177,8 @@ class Experts:
     """
 
     router: Tensor
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Tensor | Blocked
+    down: Tensor | Blocked
     shared: Dense
     top_k: int
 
@@ -184,8 +186,15 @@ class Experts:
         """Add the result for normed x to the residual stream, in place."""
         logits = torch.mm(x, self.router)
         shares, chosen = route(logits[:, :-1], self.top_k)
-        shared = torch.mm(swiglu(x, self.shared.gate_up), self.shared.down)
-        hidden += expert_swiglu(x, self.gate_up, self.down, shares, chosen).addcmul_(shared, logits[:, -1:].sigmoid())
+        shared = project(swiglu(x, self.shared.gate_up), self.shared.down)
+        hidden += self._routed(x, shares, chosen).addcmul_(shared, logits[:, -1:].sigmoid())
+
+    def _routed(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
+        """The routed experts' part for x [tokens, hidden]."""
+        gate_up, down = self.gate_up, self.down
+        if isinstance(gate_up, Blocked) and isinstance(down, Blocked) and chosen.numel() <= FEW_PAIRS:
+            return chosen_swiglu(x, gate_up, down, shares, chosen)
+        return expert_swiglu(x, numbers(gate_up, x.dtype), numbers(down, x.dtype), shares, chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +226,7 @@ class Qwen35:
     """The text model as a `LanguageModel`."""
 
     axes = 3
+    verifies_trees = True
 
     def __init__(self, config: TextConfig, trunk: Trunk) -> None:
         self.config, self.trunk = config, trunk
@@ -251,7 +261,7 @@ class Qwen35:
         """Run the step and return what was asked for; states of verified sequences wait for the commit."""
         assert batch.query_lens and min(batch.query_lens) > 0, "every sequence of a step has tokens"
         batch, place = sorted_batch(batch)
-        _clear_fresh(batch, memory)
+        clear_fresh(batch, memory.state)
         hidden = self.embed(batch.ids)  # [tokens, hidden]
         if batch.image_rows is not None and batch.image_at is not None:
             hidden.index_copy_(0, batch.image_at, batch.image_rows.to(hidden.dtype))
@@ -331,10 +341,10 @@ def sorted_batch(batch: Batch) -> tuple[Batch, Tensor | None]:
     ), place_of
 
 
-def _clear_fresh(batch: Batch, memory: Memory) -> None:
-    """Zero the states of sequences that begin in this step."""
+def clear_fresh(batch: Batch, states: Mapping[str, Tensor]) -> None:
+    """Zero these states of the sequences that begin in this step."""
     fresh = [s for s, past_len in enumerate(batch.past_lens) if not past_len]
     if fresh:
         slots = batch.slots[torch.tensor(fresh).to(batch.slots.device)]
-        for state in memory.state.values():
+        for state in states.values():
             state.index_fill_(0, slots, 0)

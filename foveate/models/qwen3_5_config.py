@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foveate.core.errors import CheckpointError
+from foveate.models.quantization import BlockFormat, block_format
 
 LINEAR, FULL = "linear_attention", "full_attention"
 
@@ -49,6 +50,7 @@ class TextConfig:
     rotary: int
     sections: tuple[int, ...]
     tied: bool
+    blocks: BlockFormat | None = None  # how matrices are quantised
 
     @property
     def keys(self) -> int:
@@ -135,6 +137,7 @@ def text_config(config: Mapping[str, Any]) -> TextConfig:
         rotary=int(head_dim * rope.data.get("partial_rotary_factor", 1.0)),
         sections=tuple(rope.data.get("mrope_section", ())),
         tied=bool(config.get("tie_word_embeddings", data.get("tie_word_embeddings", False))),
+        blocks=block_format(config),
     )
     read.close(rope)
     _check_text(result)

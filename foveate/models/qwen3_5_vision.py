@@ -13,21 +13,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from foveate.core.values import ImageRules
 from foveate.models.qwen3_5_config import VisionConfig
-from foveate.models.weights import Progress, Source, check, inventory
+from foveate.models.weights import Place, check, invent, inventory, open_source
 from foveate.ops.attention import attend_segments
+from foveate.ops.frames import frames_on
 from foveate.ops.rope import axial_cos_sin, rotate_
 
 PREFIX = "model.visual."
 EPS = 1e-6
 ROPE_THETA = 10000.0
 GRIDS_KEPT = 32
+# What random weights must be like (end of a name, mean, spread).
+SPREADS = (
+    ("norm1.weight", 1.0, 0.1),
+    ("norm2.weight", 1.0, 0.1),
+    ("norm.weight", 1.0, 0.1),
+    ("embed.weight", 0.0, 0.5),
+)
 Grid = tuple[int, int]  # patches (down, across)
 
 
@@ -92,8 +99,7 @@ class Qwen35Vision:
     @torch.no_grad()
     def encode(self, pixels: list[Any]) -> list[Tensor]:
         """Rows [grid area / merge², out_size] of each image, row by row; images are uint8 [height, width, 3]."""
-        # Decoders hand out read-only arrays, which torch takes only with a warning.
-        frames = [torch.from_numpy(np.require(image, requirements="CW")).to(self._gain.device) for image in pixels]
+        frames = frames_on(pixels, self._gain.device)
         grids = [(frame.shape[0] // self.config.patch, frame.shape[1] // self.config.patch) for frame in frames]
         facts = [self._facts(grid) for grid in grids]
         patches = self._normalise(torch.cat([self._patches(frame) for frame in frames]))
@@ -163,14 +169,13 @@ def resample(table: Tensor, side: int, grid: Grid, rows: Tensor, columns: Tensor
     return (upper * (1 - below) + lower * below).to(table.dtype)
 
 
-def load_tower(
-    folder: Path, config: VisionConfig, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
-) -> TowerWeights:
+def load_tower(folder: Path, config: VisionConfig, place: Place) -> TowerWeights:
     """Read and check the tower's tensors only. Raises CheckpointError naming the one that is not as expected."""
-    stored = {name: found for name, found in inventory(folder).items() if name.startswith(PREFIX)}
     expected = vision_shapes(config)
+    everything = invent(expected, None, ()) if place.dummy else inventory(folder)
+    stored = {name: found for name, found in everything.items() if name.startswith(PREFIX)}
     check(stored, expected, ())
-    source = Source(folder, stored, device, dtype, progress)
+    source = open_source(folder, stored, place, SPREADS)
 
     def affine(name: str) -> Affine:
         return Affine(source.get(f"{PREFIX}{name}.weight"), source.get(f"{PREFIX}{name}.bias"))
@@ -180,7 +185,9 @@ def load_tower(
     return TowerWeights(
         patches=_one_frame(source.exact(patch + "weight"), source.get(patch + "bias")),
         positions=source.get(PREFIX + "pos_embed.weight"),
-        blocks=tuple(Block(*(affine(f"blocks.{i}.{name}") for name in names)) for i in range(config.depth)),
+        blocks=tuple(
+            source.each(lambda i: Block(*(affine(f"blocks.{i}.{name}") for name in names)), range(config.depth))
+        ),
         merge_norm=affine("merger.norm"),
         merge1=affine("merger.linear_fc1"),
         merge2=affine("merger.linear_fc2"),

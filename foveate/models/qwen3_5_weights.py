@@ -3,12 +3,14 @@
 Owns the official tensor names and shapes and every rearrangement: projections that read the same input are stacked,
 queries and output gates (stored head by head) are separated, norm weights become plain scales, experts are stacked
 from either spelling. Matrices are turned to [in, out]: a CPU then multiplies one row in half the time, many rows as
-before. `mtp.*` tensors are known and left for a drafter, `model.visual.*` for the tower.
+before. Block-scaled 8-bit matrices stay as they are on a GPU and become plain ones on a CPU. `mtp.*` tensors are known
+and left for a drafter, `model.visual.*` for the tower.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,35 +19,42 @@ from torch import Tensor
 from foveate.models.qwen3_5 import DeltaNet, Dense, Experts, FullAttention, Layer, Trunk
 from foveate.models.qwen3_5_config import FULL, MoeConfig, TextConfig
 from foveate.models.qwen3_5_mtp import MtpWeights
-from foveate.models.weights import Progress, Source, Stored, check, inventory
+from foveate.models.weights import Place, Source, Stored, check, invent, inventory, open_source, turned, twins
+from foveate.ops.fp8 import Beside, Blocked, Matrix, stack
 from foveate.ops.layers import unit_scale
 
 TRUNK = "model.language_model."
 OTHERS = ("mtp.", "model.visual.")  # tensors that belong to a drafter and to the tower
 LAYER_NORMS = ("input", "post_attention")
+# What the official fp8 releases quantise: the projections, but not the small ones (in_proj_a, in_proj_b, routers).
+QUANTISED = tuple(f"{name}_proj.weight" for name in ("q", "k", "v", "o", "out", "gate", "up", "down"))
+QUANTISED += ("in_proj_qkv.weight", "in_proj_z.weight", "experts.gate_up_proj", "experts.down_proj")
+# What random weights must be like for decays that remember and logits that are not flat (name's end, mean, spread).
+SPREADS = (
+    ("A_log", 0.4, 0.5),
+    ("dt_bias", -3.0, 1.0),
+    ("linear_attn.norm.weight", 1.0, 0.1),
+    ("embed_tokens.weight", 0.0, 0.1),
+)
 Shapes = dict[str, tuple[int, ...]]
 
 
-def load_trunk(
-    folder: Path, config: TextConfig, device: torch.device, dtype: torch.dtype, progress: Progress | None = None
-) -> Trunk:
+def load_trunk(folder: Path, config: TextConfig, place: Place) -> Trunk:
     """Read, check and fuse the text weights. Raises CheckpointError naming the tensor that is not as expected."""
-    stored = inventory(folder)
-    expected = text_shapes(config, fused=_is_fused(stored))
-    check(stored, expected, OTHERS)
-    source = Source(folder, {name: stored[name] for name in expected}, device, dtype, progress)
-    embedding = source.get(TRUNK + "embed_tokens.weight")
-    layers = []
-    for i, kind in enumerate(config.layer_types):
-        at = f"{TRUNK}layers.{i}."
-        full = kind == FULL
-        mixer = _full(source, at + "self_attn.", config) if full else _delta(source, at + "linear_attn.", config)
-        mlp = _dense(source, at + "mlp.") if config.moe is None else _experts(source, at + "mlp.", config.moe, stored)
-        mixer_norm = unit_scale(source.exact(at + "input_layernorm.weight"))
-        mlp_norm = unit_scale(source.exact(at + "post_attention_layernorm.weight"))
-        layers.append(Layer(mixer_norm, mixer, mlp_norm, mlp))
-    head = embedding.T if config.tied else _turned(source.get("lm_head.weight"))
-    return Trunk(embedding, tuple(layers), unit_scale(source.exact(TRUNK + "norm.weight")), head)
+    stored = invent(text_shapes(config, True), config.blocks, QUANTISED) if place.dummy else inventory(folder)
+    source = _checked(folder, stored, text_shapes(config, _is_fused(stored)), config, place)
+    tables = [TRUNK + "embed_tokens.weight"] if config.tied else [TRUNK + "embed_tokens.weight", "lm_head.weight"]
+    embedding, *own = source.each(source.get, tables)
+    head = turned(*own) if own else embedding.T
+    del own
+    return Trunk(
+        embedding=embedding,
+        layers=tuple(
+            source.each(lambda i: _layer(source, f"{TRUNK}layers.{i}.", config, i), range(len(config.layer_types)))
+        ),
+        norm=unit_scale(source.exact(TRUNK + "norm.weight")),
+        head=head,
+    )
 
 
 def has_mtp(folder: Path) -> bool:
@@ -53,25 +62,44 @@ def has_mtp(folder: Path) -> bool:
     return "mtp.fc.weight" in inventory(folder)
 
 
-def load_mtp(folder: Path, config: TextConfig, device: torch.device, dtype: torch.dtype) -> MtpWeights:
-    """Read, check and fuse the head's weights. Raises CheckpointError naming the tensor that is not as expected."""
-    stored = {name: found for name, found in inventory(folder).items() if name.startswith("mtp.")}
-    fused, at = "mtp.layers.0.mlp.experts.gate_up_proj" in stored, "mtp.layers.0."
-    expected: Shapes = {"mtp.fc.weight": (config.hidden, 2 * config.hidden)}
-    names = ("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm")
-    expected |= {f"{name}.weight": (config.hidden,) for name in names}
-    expected |= _layer_shapes(at, config, True, fused)
-    check(stored, expected, ())
-    source = Source(folder, stored, device, dtype)
-    mlp = _dense(source, at + "mlp.") if config.moe is None else _experts(source, at + "mlp.", config.moe, stored)
+def load_mtp(folder: Path, config: TextConfig, place: Place) -> MtpWeights:
+    """Read, check and fuse the head's weights, 8-bit ones made plain: the head is one layer and read in parts.
+
+    Raises CheckpointError naming the tensor that is not as expected.
+    """
+    at, place = "mtp.layers.0.", replace(place, eight_bit=False)
+    if place.dummy:
+        stored = invent(mtp_shapes(config, True), config.blocks, QUANTISED)
+    else:
+        stored = {name: found for name, found in inventory(folder).items() if name.startswith("mtp.")}
+    fused = at + "mlp.experts.gate_up_proj" in stored
+    source = _checked(folder, stored, mtp_shapes(config, fused), config, place)
     mixer_norm, mlp_norm = (unit_scale(source.exact(f"{at}{name}_layernorm.weight")) for name in LAYER_NORMS)
     return MtpWeights(
-        fc=_turned(source.get("mtp.fc.weight")),
-        token_norm=unit_scale(source.exact(names[0] + ".weight")),
-        state_norm=unit_scale(source.exact(names[1] + ".weight")),
-        layer=Layer(mixer_norm, _full(source, at + "self_attn.", config), mlp_norm, mlp),
-        norm=unit_scale(source.exact(names[2] + ".weight")),
+        fc=turned(source.get("mtp.fc.weight")),
+        token_norm=unit_scale(source.exact("mtp.pre_fc_norm_embedding.weight")),
+        state_norm=unit_scale(source.exact("mtp.pre_fc_norm_hidden.weight")),
+        layer=Layer(mixer_norm, _full(source, at + "self_attn.", config), mlp_norm, _mlp(source, at + "mlp.", config)),
+        norm=unit_scale(source.exact("mtp.norm.weight")),
     )
+
+
+def _checked(folder: Path, stored: Mapping[str, Stored], expected: Shapes, config: TextConfig, place: Place) -> Source:
+    """A source of the expected tensors and of the scales beside them."""
+    scales = twins(stored, expected, config.blocks)
+    blocked = {name for name in expected if stored.get(name) and f"{name}_scale_inv" in scales}
+    expected = expected | scales
+    check(stored, expected, OTHERS, blocked)
+    block = config.blocks.block if config.blocks else (1, 1)
+    return open_source(folder, {name: stored[name] for name in expected}, place, SPREADS, block)
+
+
+def mtp_shapes(config: TextConfig, fused: bool) -> Shapes:
+    """Every tensor of the multi-token-prediction head by its official name."""
+    shapes: Shapes = {"mtp.fc.weight": (config.hidden, 2 * config.hidden)}
+    names = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+    shapes |= {f"mtp.{name}.weight": (config.hidden,) for name in names}
+    return shapes | _layer_shapes("mtp.layers.0.", config, True, fused)
 
 
 def text_shapes(config: TextConfig, fused: bool) -> Shapes:
@@ -142,44 +170,79 @@ def _is_fused(stored: Mapping[str, Stored]) -> bool:
     return any(name.startswith(TRUNK) and name.endswith("experts.gate_up_proj") for name in stored)
 
 
-def _turned(*rows: Tensor) -> Tensor:
-    """Weights [out, in] above one another, as one [in, out]."""
-    return torch.cat(rows).T.contiguous()
+def _layer(source: Source, at: str, config: TextConfig, i: int) -> Layer:
+    full = config.layer_types[i] == FULL
+    mixer = _full(source, at + "self_attn.", config) if full else _delta(source, at + "linear_attn.", config)
+    mixer_norm, mlp_norm = (unit_scale(source.exact(f"{at}{name}_layernorm.weight")) for name in LAYER_NORMS)
+    return Layer(mixer_norm, mixer, mlp_norm, _mlp(source, at + "mlp.", config))
+
+
+def _rows(source: Source, name: str) -> Tensor | Blocked:
+    """A matrix as it is stored, [out, in], in the model's type or kept in 8 bits."""
+    return source.blocked(name) if source.is_blocked(name) else source.get(name)
+
+
+def _beside(*parts: Tensor | Blocked) -> Matrix:
+    """Matrices [out, in] of one input as one [in, out], neighbours of a kind in one piece."""
+    runs: list[list[Tensor | Blocked]] = []
+    for part in parts:
+        if not runs or type(runs[-1][0]) is not type(part):
+            runs.append([])
+        runs[-1].append(part)
+    joined = [
+        stack([part for part in run if isinstance(part, Blocked)])
+        if isinstance(run[0], Blocked)
+        else turned(*(part for part in run if isinstance(part, Tensor)))
+        for run in runs
+    ]
+    return joined[0] if len(joined) == 1 else Beside(tuple(joined))
+
+
+def _matrix(source: Source, *names: str) -> Matrix:
+    return _beside(*(_rows(source, name) for name in names))
 
 
 def _full(source: Source, at: str, c: TextConfig) -> FullAttention:
-    pairs = source.get(at + "q_proj.weight").view(c.heads, 2, c.head_dim, c.hidden)  # query and gate of each head
-    query, gate = (pairs[:, half].flatten(0, 1) for half in (0, 1))
-    rows = [query, source.get(at + "k_proj.weight"), source.get(at + "v_proj.weight"), gate]
+    both = _rows(source, at + "q_proj.weight")
+    order = torch.arange(2 * c.heads * c.head_dim, device=source.device).view(c.heads, 2, c.head_dim)
+    query, gate = (  # stored head by head, the query's rows before the gate's
+        both[order[:, half].flatten()] if isinstance(both, Tensor) else both.take(order[:, half].flatten())
+        for half in (0, 1)
+    )
+    key, value = (_rows(source, f"{at}{name}_proj.weight") for name in "kv")
     scales = [unit_scale(source.exact(f"{at}{name}_norm.weight")) for name in "qk"]
     scale = torch.cat([scales[0].expand(c.heads, -1), scales[1].expand(c.kv_heads, -1)])
-    return FullAttention(_turned(*rows), scale, _turned(source.get(at + "o_proj.weight")))
+    return FullAttention(_beside(query, key, value, gate), scale, _matrix(source, at + "o_proj.weight"))
 
 
 def _delta(source: Source, at: str, c: TextConfig) -> DeltaNet:
     unit = torch.full((2 * c.key_heads, 1), c.key_dim**-0.5, device=source.device)
     unit[: c.key_heads] *= c.key_dim**-0.5
     return DeltaNet(
-        into=_turned(*(source.get(f"{at}in_proj_{name}.weight") for name in ("qkv", "z", "b", "a"))),
+        into=_matrix(source, *(f"{at}in_proj_{name}.weight" for name in ("qkv", "z", "b", "a"))),
         conv=source.get(at + "conv1d.weight").squeeze(1).T.contiguous(),
         rate=-source.exact(at + "A_log").exp(),
         bias=source.exact(at + "dt_bias"),
         norm=source.exact(at + "norm.weight"),
         unit=unit,
         unit_copies=unit.unsqueeze(1).repeat(1, c.value_heads // c.key_heads, 1),
-        out=_turned(source.get(at + "out_proj.weight")),
+        out=_matrix(source, at + "out_proj.weight"),
     )
 
 
+def _mlp(source: Source, at: str, config: TextConfig) -> Dense | Experts:
+    return _dense(source, at) if config.moe is None else _experts(source, at, config.moe)
+
+
 def _dense(source: Source, at: str) -> Dense:
-    gate_up = _turned(*(source.get(f"{at}{name}_proj.weight") for name in ("gate", "up")))
-    return Dense(gate_up, _turned(source.get(at + "down_proj.weight")))
+    gate_up = _matrix(source, *(f"{at}{name}_proj.weight" for name in ("gate", "up")))
+    return Dense(gate_up, _matrix(source, at + "down_proj.weight"))
 
 
-def _experts(source: Source, at: str, moe: MoeConfig, stored: Mapping[str, Stored]) -> Experts:
-    gate_up, down = _stacked(source, at + "experts.", moe, fused=at + "experts.gate_up_proj" in stored)
+def _experts(source: Source, at: str, moe: MoeConfig) -> Experts:
+    gate_up, down = _stacked(source, at + "experts.", moe)
     return Experts(
-        router=_turned(source.get(at + "gate.weight"), source.get(at + "shared_expert_gate.weight")),
+        router=turned(source.get(at + "gate.weight"), source.get(at + "shared_expert_gate.weight")),
         gate_up=gate_up,
         down=down,
         shared=_dense(source, at + "shared_expert."),
@@ -187,12 +250,29 @@ def _experts(source: Source, at: str, moe: MoeConfig, stored: Mapping[str, Store
     )
 
 
-def _stacked(source: Source, at: str, moe: MoeConfig, fused: bool) -> tuple[Tensor, Tensor]:
+def _stacked(source: Source, at: str, moe: MoeConfig) -> tuple[Tensor | Blocked, Tensor | Blocked]:
     """All experts of a layer: [experts, hidden, 2 * inner] and [experts, inner, hidden]."""
-    if fused:
-        return source.get(at + "gate_up_proj").mT, source.get(at + "down_proj").mT
-    gate_up, down = [], []
+    if at + "gate_up_proj" in source.stored:
+        fused = [_rows(source, f"{at}{name}_proj") for name in ("gate_up", "down")]
+        gate_up, down = (part if isinstance(part, Blocked) else part.mT for part in fused)
+        return gate_up, down
+    pairs, downs = [], []
     for e in range(moe.experts):
-        gate_up.append(torch.cat([source.get(f"{at}{e}.{name}_proj.weight") for name in ("gate", "up")]))
-        down.append(source.get(f"{at}{e}.down_proj.weight"))
-    return torch.stack(gate_up).mT, torch.stack(down).mT
+        pairs.append([_rows(source, f"{at}{e}.{name}_proj.weight") for name in ("gate", "up")])
+        downs.append(_rows(source, f"{at}{e}.down_proj.weight"))
+    return _pile([_above(pair) for pair in pairs]), _pile(downs)
+
+
+def _above(parts: list[Tensor | Blocked]) -> Tensor | Blocked:
+    """Matrices [out, in] above one another; all of a kind, as one expert's are."""
+    blocked = [part for part in parts if isinstance(part, Blocked)]
+    return stack(blocked) if blocked else torch.cat([part for part in parts if isinstance(part, Tensor)])
+
+
+def _pile(parts: list[Tensor | Blocked]) -> Tensor | Blocked:
+    """The same matrix of all experts, stacked: plain ones turned, 8-bit ones as they are."""
+    blocked = [part for part in parts if isinstance(part, Blocked)]
+    if not blocked:
+        return torch.stack([part for part in parts if isinstance(part, Tensor)]).mT
+    values = torch.stack([part.values.view(torch.uint8) for part in blocked]).view(blocked[0].values.dtype)
+    return Blocked(values, torch.stack([part.scales for part in blocked]), blocked[0].width)

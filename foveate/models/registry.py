@@ -17,33 +17,36 @@ import torch
 
 from foveate.core.errors import CheckpointError
 from foveate.core.values import ImageRules, ModelCard, Sampling
+from foveate.core.work import Work
+from foveate.models.deepseek_v4 import DeepseekV4
+from foveate.models.deepseek_v4_config import v4_config
+from foveate.models.deepseek_v4_vision import DeepseekV4Vision
+from foveate.models.deepseek_v4_vision import load_tower as load_v4_tower
+from foveate.models.deepseek_v4_vision_config import image_card
+from foveate.models.deepseek_v4_vision_config import vision_config as v4_vision_config
+from foveate.models.deepseek_v4_weights import load_trunk as load_v4_trunk
 from foveate.models.interface import LanguageModel, VisionTower
 from foveate.models.qwen3_5 import Qwen35
 from foveate.models.qwen3_5_config import text_config, vision_config
 from foveate.models.qwen3_5_vision import Qwen35Vision, load_tower
 from foveate.models.qwen3_5_weights import load_trunk
-from foveate.models.weights import Progress, read_json
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a model's tensors go and who is told of the progress."""
-
-    device: torch.device
-    dtype: torch.dtype
-    progress: Progress | None
-
+from foveate.models.qwen3_5_work import work_of
+from foveate.models.weights import Place, Progress, read_json
 
 Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How checkpoints of some model types are described and loaded; all take the folder and its config.json."""
+    """How checkpoints of some model types are described and loaded; all take the folder and its config.json.
+
+    work: what a step costs by arithmetic, for numbers of so many bytes; None where nobody has counted.
+    """
 
     describe: Callable[[Path, Config], ModelCard]
     load_text: Callable[[Path, Config, Place], LanguageModel]
     load_vision: Callable[[Path, Config, Place], VisionTower]
+    work: Callable[[Config, int], Work] | None = None
 
 
 def describe(folder: str | Path) -> ModelCard:
@@ -52,20 +55,43 @@ def describe(folder: str | Path) -> ModelCard:
     return family.describe(folder, config)
 
 
+def work(folder: str | Path, item_bytes: int) -> Work | None:
+    """What the model's steps cost at least, from its config.json; None for a family that is not counted.
+
+    item_bytes: of a number that is not quantised. Raises CheckpointError as `describe` does.
+    """
+    _, config, family = _family(folder)
+    return None if family.work is None else family.work(config, item_bytes)
+
+
 def load_text(
-    folder: str | Path, device: str | torch.device, dtype: torch.dtype, progress: Progress | None = None
+    folder: str | Path,
+    device: str | torch.device,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    dummy: bool = False,
 ) -> LanguageModel:
-    """The language model of a checkpoint folder. Raises CheckpointError naming what is missing or wrong."""
+    """The language model of a checkpoint folder, or with `dummy` one of its dimensions with random weights.
+
+    Raises CheckpointError naming what is missing or wrong.
+    """
     folder, config, family = _family(folder)
-    return family.load_text(folder, config, Place(torch.device(device), dtype, progress))
+    return family.load_text(folder, config, Place(torch.device(device), dtype, progress, dummy))
 
 
 def load_vision(
-    folder: str | Path, device: str | torch.device, dtype: torch.dtype, progress: Progress | None = None
+    folder: str | Path,
+    device: str | torch.device,
+    dtype: torch.dtype,
+    progress: Progress | None = None,
+    dummy: bool = False,
 ) -> VisionTower:
-    """The vision tower of a checkpoint folder. Raises CheckpointError naming what is missing or wrong."""
+    """The vision tower of a checkpoint folder, or with `dummy` one of its dimensions with random weights.
+
+    Raises CheckpointError naming what is missing or wrong.
+    """
     folder, config, family = _family(folder)
-    return family.load_vision(folder, config, Place(torch.device(device), dtype, progress))
+    return family.load_vision(folder, config, Place(torch.device(device), dtype, progress, dummy))
 
 
 def _family(folder: str | Path) -> tuple[Path, Config, Family]:
@@ -74,8 +100,6 @@ def _family(folder: str | Path) -> tuple[Path, Config, Family]:
     kind = config.get("model_type")
     if kind not in FAMILIES:
         raise CheckpointError(f"model_type {kind!r} is not supported; supported: {', '.join(sorted(FAMILIES))}")
-    if config.get("quantization_config"):
-        raise CheckpointError("config.json has a quantization_config: quantised checkpoints are not supported")
     return path, config, FAMILIES[kind]
 
 
@@ -89,7 +113,7 @@ def _describe_qwen(folder: Path, config: Config) -> ModelCard:
         raise CheckpointError(
             f"config.json: vision_config.out_hidden_size {rows} differs from hidden_size {text.hidden}"
         )
-    generation = read_json(folder / "generation_config.json") if (folder / "generation_config.json").exists() else {}
+    generation = _generation(folder)
     return ModelCard(
         model_type=config["model_type"],
         max_positions=text.max_positions,
@@ -101,6 +125,11 @@ def _describe_qwen(folder: Path, config: Config) -> ModelCard:
         eos_ids=_eos_ids(generation, config, config.get("text_config") or {}),
         sampling=default_sampling(generation),
     )
+
+
+def _generation(folder: Path) -> Mapping[str, Any]:
+    file = folder / "generation_config.json"
+    return read_json(file) if file.exists() else {}
 
 
 def _eos_ids(*sources: Mapping[str, Any]) -> frozenset[int]:
@@ -141,13 +170,45 @@ def image_rules(folder: Path, config: Config) -> ImageRules:
 
 def _load_qwen_text(folder: Path, config: Config, place: Place) -> LanguageModel:
     text = text_config(config)
-    return Qwen35(text, load_trunk(folder, text, place.device, place.dtype, place.progress))
+    return Qwen35(text, load_trunk(folder, text, place))
 
 
 def _load_qwen_vision(folder: Path, config: Config, place: Place) -> VisionTower:
     vision, rules = vision_config(config), image_rules(folder, config)
-    return Qwen35Vision(vision, load_tower(folder, vision, place.device, place.dtype, place.progress), rules)
+    return Qwen35Vision(vision, load_tower(folder, vision, place), rules)
 
 
-QWEN = Family(_describe_qwen, _load_qwen_text, _load_qwen_vision)
-FAMILIES: Mapping[str, Family] = MappingProxyType({"qwen3_5": QWEN, "qwen3_5_moe": QWEN})
+def _work_qwen(config: Config, item_bytes: int) -> Work:
+    vision = vision_config(config) if config.get("vision_config") is not None else None
+    return work_of(text_config(config), vision, item_bytes)
+
+
+def _describe_v4(folder: Path, config: Config) -> ModelCard:
+    text, generation = v4_config(config), _generation(folder)
+    placeholder, rules = image_card(folder, config) or (None, None)
+    return ModelCard(
+        model_type=config["model_type"],
+        max_positions=text.max_positions,
+        vocab_size=text.vocab,
+        hidden_size=text.hidden,
+        axes=DeepseekV4.axes,
+        image_token_id=placeholder,
+        image_rules=rules,
+        eos_ids=_eos_ids(generation, config),
+        sampling=default_sampling(generation),
+    )
+
+
+def _load_v4_text(folder: Path, config: Config, place: Place) -> LanguageModel:
+    text = v4_config(config)
+    return DeepseekV4(text, load_v4_trunk(folder, text, place))
+
+
+def _load_v4_vision(folder: Path, config: Config, place: Place) -> VisionTower:
+    vision = v4_vision_config(config)
+    return DeepseekV4Vision(vision, load_v4_tower(folder, vision, place))
+
+
+V4 = Family(_describe_v4, _load_v4_text, _load_v4_vision)
+QWEN = Family(_describe_qwen, _load_qwen_text, _load_qwen_vision, _work_qwen)
+FAMILIES: Mapping[str, Family] = MappingProxyType({"qwen3_5": QWEN, "qwen3_5_moe": QWEN, "deepseek_v4": V4})

@@ -1,95 +1,82 @@
-"""Reading checkpoints: which tensors there are, whether they are the expected ones, and their contents.
+"""From a checkpoint's tensors to a model's: checked against what is expected, converted, read side by side.
 
-Owns the safetensors files of a folder, single or sharded. Everything is checked from the file headers before any
-tensor is read, and every complaint names the tensor, its file and both shapes. Contents come converted to the wanted
-device and type, with progress reported in bytes. Knows no model: which tensors are expected is told by the caller.
+Owns the comparison of an inventory with what a model expects, made before anything is read, and the `Source` that hands
+out contents on the wanted device in the wanted type, with progress in bytes. Contents come from the folder's files or,
+for measuring without a checkpoint, from a generator of random numbers; the rest of loading cannot tell. Knows no model:
+which tensors are expected is told by the caller.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Protocol, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from foveate.core.errors import CheckpointError
+from foveate.models.dummy import QUANTISED, TWIN, Drawn, Spreads
+from foveate.models.files import KINDS, Files, Stored, inventory, read_json
+from foveate.models.quantization import BlockFormat
+from foveate.ops.fp8 import BLOCK, Block, Blocked, dequantise
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+__all__ = [
+    "Place",
+    "Progress",
+    "Source",
+    "Spreads",
+    "Stored",
+    "check",
+    "invent",
+    "inventory",
+    "open_source",
+    "read_json",
+    "turned",
+    "twins",
+]
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+GPU_LOADERS = 8  # threads that read for a GPU; they wait for the disk and for copies
+STRIP = 32  # rows that a CPU turns at a time: they share cache lines
 Progress = Callable[[int, int], None]  # (done_bytes, total_bytes)
+Item, Built = TypeVar("Item"), TypeVar("Built")
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
-    """A tensor as its file's header describes it."""
+class Place:
+    """Where a model's tensors go and who is told of the progress.
 
-    file: str
-    shape: tuple[int, ...]
-    kind: str
-
-    @property
-    def size(self) -> int:
-        """Bytes on disk."""
-        return prod(self.shape) * BYTES.get(self.kind, 1)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The JSON object in a file. Raises CheckpointError when it is missing or something else."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.name} is missing from {path.parent}") from None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error}") from error
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path.name} does not hold a JSON object")
-    return data
-
-
-def inventory(folder: Path) -> dict[str, Stored]:
-    """Every tensor of a checkpoint folder by name, from the headers of its files.
-
-    Raises CheckpointError for a missing or broken file, and for a tensor that is not in the file its index names.
+    dummy: random numbers instead of the files' contents. eight_bit: whether block-scaled matrices stay as they are;
+    None: on a GPU, where that halves what a step reads.
     """
-    if not (folder / INDEX).exists():
-        return _headers(folder, SINGLE)
-    where = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(where, dict):
-        raise CheckpointError(f"{INDEX} has no weight_map")
-    stored: dict[str, Stored] = {}
-    for file in sorted(set(where.values())):
-        stored |= _headers(folder, file)
-    for name, file in where.items():
-        if name not in stored or stored[name].file != file:
-            raise CheckpointError(f"tensor {name} is missing from {file}, where {INDEX} puts it")
-    return stored
+
+    device: torch.device
+    dtype: torch.dtype
+    progress: Progress | None = None
+    dummy: bool = False
+    eight_bit: bool | None = None
 
 
-def _headers(folder: Path, file: str) -> dict[str, Stored]:
-    if not (folder / file).exists():
-        raise CheckpointError(f"{file} is missing from {folder}")
-    with _open(folder / file, "cpu") as opened:
-        parts = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
-        return {name: Stored(file, tuple(part.get_shape()), part.get_dtype()) for name, part in parts.items()}
+class Contents(Protocol):
+    """Where the numbers come from; many threads may read at once."""
+
+    def read(self, name: str, found: Stored, device: torch.device, dtype: torch.dtype) -> Tensor: ...
 
 
-def _open(path: Path, device: str) -> Any:
-    try:
-        return safe_open(path, framework="pt", device=device)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path.name} is not a usable safetensors file: {error}") from error
-
-
-def check(stored: Mapping[str, Stored], expected: Mapping[str, tuple[int, ...]], left_alone: tuple[str, ...]) -> None:
+def check(
+    stored: Mapping[str, Stored],
+    expected: Mapping[str, tuple[int, ...]],
+    left_alone: tuple[str, ...],
+    blocked: Collection[str] = (),
+) -> None:
     """Compare an inventory with what a model expects; names starting with one of `left_alone` are not its concern.
 
-    Raises CheckpointError naming the first missing, mis-shaped, unreadable or unexpected tensor.
+    `blocked` names tensors that are 8-bit floats. Raises CheckpointError naming the first missing, mis-shaped,
+    unreadable or unexpected tensor.
     """
     for name, shape in expected.items():
         if name not in stored:
@@ -97,50 +84,116 @@ def check(stored: Mapping[str, Stored], expected: Mapping[str, tuple[int, ...]],
         found = stored[name]
         if found.shape != shape:
             raise CheckpointError(f"tensor {name} in {found.file}: expected {list(shape)}, found {list(found.shape)}")
-        if found.kind not in BYTES:
+        if found.kind not in FLOATS and name not in blocked:
             raise CheckpointError(f"tensor {name} in {found.file} has type {found.kind}, which is not supported")
     for name, found in stored.items():
         if name not in expected and not name.startswith(left_alone):
             raise CheckpointError(f"unexpected tensor {name} {list(found.shape)} in {found.file}")
 
 
-class Source:
-    """Contents of checked tensors, converted; `get` each name once.
+def twins(
+    stored: Mapping[str, Stored], expected: Mapping[str, tuple[int, ...]], blocks: BlockFormat | None
+) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of the scales that stand beside the expected tensors stored in 8 bits.
 
-    device, dtype: where and what tensors become. progress: told (done_bytes, total_bytes) after each tensor.
+    Raises CheckpointError for an 8-bit tensor of a module that the config says is not quantised.
     """
+    if blocks is None:
+        return {}
+    eight = [name for name in expected if name in stored and stored[name].kind == QUANTISED and len(expected[name]) > 1]
+    for name in eight:
+        if blocks.keeps(name):
+            raise CheckpointError(f"tensor {name} is {QUANTISED}, but quantization_config lists its module as kept")
+    return {name + TWIN: blocks.scales_shape(expected[name]) for name in eight}
 
-    def __init__(
-        self,
-        folder: Path,
-        stored: Mapping[str, Stored],
-        device: torch.device,
-        dtype: torch.dtype,
-        progress: Progress | None = None,
-    ) -> None:
-        self._folder, self.stored, self._files = folder, stored, dict[str, Any]()
-        self.device, self._dtype, self._progress = device, dtype, progress
+
+def invent(
+    expected: Mapping[str, tuple[int, ...]], blocks: BlockFormat | None, ends: tuple[str, ...]
+) -> dict[str, Stored]:
+    """An inventory without files: what a release of this shape would hold; `ends` of names are what it quantises."""
+    stored = {}
+    for name, shape in expected.items():
+        eight = blocks is not None and name.endswith(ends) and not blocks.keeps(name)
+        stored[name] = Stored("", shape, QUANTISED if eight else "BF16")
+        if eight and blocks is not None:
+            stored[name + TWIN] = Stored("", blocks.scales_shape(shape), "BF16")
+    return stored
+
+
+class Source:
+    """Contents of checked tensors, converted; `get` each name once, from any thread."""
+
+    def __init__(self, contents: Contents, stored: Mapping[str, Stored], place: Place, block: Block = BLOCK) -> None:
+        """The progress of `place` is told (done_bytes, total_bytes) after each tensor."""
+        self._contents, self.stored, self._place, self._block = contents, stored, place, block
+        self.device, self.dtype = place.device, place.dtype
+        self.eight_bit = place.device.type == "cuda" if place.eight_bit is None else place.eight_bit
         self._done, self._total = 0, sum(found.size for found in stored.values())
+        self._lock = threading.Lock()
 
     def get(self, name: str) -> Tensor:
-        """The tensor in the model's type."""
-        return self._read(name, self._dtype)
+        """The tensor in the model's type; numbers that are stored block-scaled come out as what they stand for."""
+        return self._numbers(name, self._place.dtype)
 
     def exact(self, name: str) -> Tensor:
         """The tensor in float32, for values that reach the result undiluted."""
-        return self._read(name, torch.float32)
+        return self._numbers(name, torch.float32)
+
+    def raw(self, name: str) -> Tensor:
+        """The tensor in the type that it is stored in."""
+        return self._read(name, KINDS[self.stored[name].kind])
+
+    def is_blocked(self, name: str) -> bool:
+        """Whether the tensor is block-scaled and shall stay so."""
+        return self.eight_bit and name + TWIN in self.stored
+
+    def blocked(self, name: str) -> Blocked:
+        """A block-scaled matrix as it is stored."""
+        return Blocked.of(self.raw(name), self.exact(name + TWIN), self._block)
+
+    def each(self, build: Callable[[Item], Built], items: Sequence[Item]) -> list[Built]:
+        """`build` of every item, in order, several at once; raises the first error."""
+        own = torch.get_num_threads()
+        workers = min(GPU_LOADERS if self.device.type == "cuda" else own, len(items))
+        if workers < 2:
+            return [build(item) for item in items]
+        try:
+            with ThreadPoolExecutor(workers, "foveate-load", torch.set_num_threads, (1,)) as pool:
+                return list(pool.map(build, items))
+        finally:
+            torch.set_num_threads(own)  # threads that start later take over what was set last
+
+    def _numbers(self, name: str, dtype: torch.dtype) -> Tensor:
+        if name + TWIN not in self.stored:
+            return self._read(name, dtype)
+        return dequantise(self.raw(name), self.exact(name + TWIN), self._block, dtype)
 
     def _read(self, name: str, dtype: torch.dtype) -> Tensor:
         found = self.stored[name]
-        if found.file not in self._files:
-            self._files[found.file] = _open(self._folder / found.file, "cpu")
-        try:
-            tensor = self._files[found.file].get_tensor(name)
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(f"tensor {name} in {found.file} cannot be read: {error}") from error
-        # A copy in any case: the file's own pages may be unmapped or change under a running server.
-        tensor = tensor.to(self.device, dtype, copy=True)
-        self._done += found.size
-        if self._progress is not None:
-            self._progress(self._done, self._total)
+        tensor = self._contents.read(name, found, self.device, dtype)
+        with self._lock:
+            self._done += found.size
+            if self._place.progress is not None:
+                self._place.progress(self._done, self._total)
         return tensor
+
+
+def open_source(
+    folder: Path, stored: Mapping[str, Stored], place: Place, spreads: Spreads = (), block: Block = BLOCK
+) -> Source:
+    """A source of these tensors: of a folder's files, or random where the place says so (like `spreads`)."""
+    contents: Contents = Drawn(dict(stored), spreads) if place.dummy else Files(folder)
+    return Source(contents, stored, place, block)
+
+
+def turned(*parts: Tensor) -> Tensor:
+    """Weights [rows, columns] of one input above one another, as one [columns, all rows]."""
+    out = parts[0].new_empty(parts[0].shape[1], sum(len(part) for part in parts))
+    at = 0
+    for part in parts:
+        strip = len(part) if part.is_cuda else STRIP
+        for start in range(0, len(part), strip):
+            end = min(start + strip, len(part))
+            out[:, at + start : at + end] = part[start:end].T
+        at += len(part)
+    return out

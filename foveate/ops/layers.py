@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from foveate.ops.fp8 import Matrix, project
+
 
 def rms_norm(x: Tensor, scale: Tensor | None, eps: float) -> Tensor:
     """`x / rms(x) * scale` over the last axis; `scale` is float32 [x's last side], or None for ones."""
@@ -30,7 +32,7 @@ def gated_rms_norm(x: Tensor, gate: Tensor, scale: Tensor, eps: float) -> Tensor
     return rms_norm(x, scale, eps).mul_(F.silu(gate.to(x.dtype)))
 
 
-def swiglu(x: Tensor, gate_up: Tensor) -> Tensor:
+def swiglu(x: Tensor, gate_up: Matrix) -> Tensor:
     """`silu(gate x) * (up x)` for one weight [hidden, 2 * inner] with the gate's columns first."""
-    gate, up = torch.mm(x, gate_up).chunk(2, -1)  # [tokens, inner] each
+    gate, up = project(x, gate_up).chunk(2, -1)  # [tokens, inner] each
     return F.silu(gate).mul_(up)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from jinja2 import Template, TemplateError, nodes
@@ -22,6 +23,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from foveate.core.errors import CheckpointError, InvalidRequest
+from foveate.prompt.dsml import MARK as DSML
 from foveate.prompt.reasoning import CLOSE, OPEN
 from foveate.prompt.shield import MARK, Shield
 from foveate.prompt.tokens import Tokens
@@ -32,6 +34,8 @@ MAX_DEPTH = 32  # of values inside a message or a template variable
 
 _FAULTS = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _PROBE = "foveate probe"
+# For families whose releases hold no template but a program that does its work.
+BUILT_IN: Mapping[str, Path] = MappingProxyType({"deepseek_v4": Path(__file__).with_name("deepseek_v4.jinja")})
 _END = "\ud801"  # no client can send it, and no template looks for it: see shield.MARK
 
 
@@ -77,7 +81,8 @@ class ChatTemplate:
         self._names = dict(names or {})
         self._template, self.variables = _compile(source)
         self.thinks = OPEN in source or CLOSE in source
-        self.elements = FUNCTION in source  # how it shows tool calls: as elements, else as JSON
+        self.dsml = DSML in source  # how it shows tool calls: in DeepSeek's markup,
+        self.elements = FUNCTION in source  # or as elements, else as JSON
         guarded = {text for token, text in tokens.added.items() if token in tokens.special or token == image_id}
         markup = set(tokens.added.values()) - guarded
         self._client = Shield(guarded | markup)
@@ -86,12 +91,17 @@ class ChatTemplate:
         self._takes_parts = self._probe()
 
     @classmethod
-    def load(cls, folder: Path, tokens: Tokens, image_id: int | None = None) -> ChatTemplate:
-        """The template of a checkpoint folder; CheckpointError when there is none or it cannot be compiled."""
+    def load(cls, folder: Path, tokens: Tokens, image_id: int | None = None, model_type: str = "") -> ChatTemplate:
+        """The template of a checkpoint folder, else the one known for its model type.
+
+        Raises CheckpointError when there is neither, or it cannot be compiled.
+        """
         config = _read_json(folder / "tokenizer_config.json")
         names = {key: text for key, value in config.items() if key.endswith("_token") and (text := _token_text(value))}
         file = folder / "chat_template.jinja"
         source = file.read_text("utf-8") if file.is_file() else _find_source(config, folder)
+        if source is None and model_type in BUILT_IN:
+            source = BUILT_IN[model_type].read_text("utf-8")
         if source is None:
             raise CheckpointError(f"{folder} has no chat template (chat_template.jinja or tokenizer_config.json)")
         return cls(source, tokens, image_id, names)

@@ -1,7 +1,8 @@
 """What an answer consists of, as its text arrives: thoughts, words and tool calls.
 
-Owns the order in which the markup of one answer is read: thoughts first, calls in what is said after them. Promises
-what `ReasoningSplit` and `CallSplit` promise. Refuses to know tokens and stop strings: those come before.
+Owns the order in which the markup of one answer is read: thoughts first, calls in what is said after them, and which
+markup it is. Promises what `ReasoningSplit`, `CallSplit` and `DsmlSplit` promise. Refuses to know tokens and stop
+strings: those come before.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from foveate.prompt.dsml import MARK, DsmlSplit
 from foveate.prompt.reasoning import CLOSE, OPEN, ReasoningSplit, Thought, Words
 from foveate.prompt.tools import CLOSE as CALL_CLOSE
 from foveate.prompt.tools import OPEN as CALL_OPEN
 from foveate.prompt.tools import Arguments, CallSplit, CallStart
 
-MARKS = (OPEN, CLOSE, CALL_OPEN, CALL_CLOSE)
+MARKS = (OPEN, CLOSE, CALL_OPEN, CALL_CLOSE, MARK)
 Said = Thought | Words | CallStart | Arguments
 
 
@@ -24,12 +26,14 @@ class Markup:
     """How to read an answer. By default it is all words.
 
     opened: None where the model has no thoughts, else whether the prompt ended inside one. schemas: the parameters of
-    the functions that may be called; None if none may. single: the answer is over with its first call.
+    the functions that may be called; None if none may. single: the answer is over with its first call. dsml: calls are
+    written as DeepSeek writes them, else as Qwen does.
     """
 
     opened: bool | None = None
     schemas: Mapping[str, Any] | None = None
     single: bool = False
+    dsml: bool = False
 
 
 class MarkupStream:
@@ -37,7 +41,7 @@ class MarkupStream:
 
     def __init__(self, markup: Markup) -> None:
         self._thoughts = None if markup.opened is None else ReasoningSplit(markup.opened)
-        self._calls = None if markup.schemas is None else CallSplit(markup.schemas, markup.single)
+        self._calls = None if markup.schemas is None else _splitter(markup, markup.schemas)
 
     @property
     def thinking(self) -> bool:
@@ -69,3 +73,7 @@ class MarkupStream:
         if isinstance(part, Words) and self._calls is not None:
             return [*self._calls.push(part.text)]
         return [part] if part.text else []
+
+
+def _splitter(markup: Markup, schemas: Mapping[str, Any]) -> CallSplit | DsmlSplit:
+    return DsmlSplit(schemas, markup.single) if markup.dsml else CallSplit(schemas, markup.single)

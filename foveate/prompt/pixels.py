@@ -18,7 +18,9 @@ from PIL import Image
 
 from foveate.core.config import PictureLimits
 from foveate.core.errors import InvalidImage, TooLarge
-from foveate.core.values import ImageRules
+from foveate.core.images import BlockRules, block_len, cells_of
+from foveate.core.values import Frame, ImageRules
+from foveate.prompt.block_size import block_grid, block_picture
 from foveate.prompt.formats import Header, open_picture, read_header, refusals
 
 _TURNS = (
@@ -32,6 +34,8 @@ _TURNS = (
     Image.Transpose.ROTATE_90,
 )  # what undoes EXIF orientation 1..8 (Exif 2.3, tag 0x0112)
 _WHITE = (255, 255, 255)
+LEFT_OVER = 4  # times the area after resizing: a larger picture is resized at once
+Rules = ImageRules | BlockRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class Picture:
 
     data: bytes = field(repr=False)
     header: Header
-    rules: ImageRules
+    rules: Rules
     param: str
     key: str
     grid: tuple[int, int]
@@ -56,6 +60,8 @@ class Picture:
 
     @property
     def rows(self) -> int:
+        if isinstance(self.rules, BlockRules):
+            return block_len(cells_of(self.grid, self.rules.cell))
         return self.grid[0] * self.grid[1] // self.rules.merge**2
 
     def pixels(self) -> np.ndarray:
@@ -63,8 +69,21 @@ class Picture:
         down, across = self.grid
         with refusals(self.param):
             image = self._decode()
+            if isinstance(self.rules, BlockRules):
+                return np.array(block_picture(image, self.grid, self.rules))
             size = (across * self.rules.patch, down * self.rules.patch)
             return np.array(image.resize(size, Image.Resampling.BICUBIC))
+
+    def frame(self) -> np.ndarray | Frame:
+        """As `pixels`, but the resizing is left over where the picture is not much larger than what it becomes.
+
+        A much larger one is cheaper to keep and to move when it is small. Raises InvalidImage.
+        """
+        size = (self.grid[0] * self.rules.patch, self.grid[1] * self.rules.patch)
+        if isinstance(self.rules, BlockRules) or math.prod(self.size) > LEFT_OVER * math.prod(size):
+            return self.pixels()
+        with refusals(self.param):
+            return Frame(np.array(self._decode()), size)
 
     def _decode(self) -> Image.Image:
         """The first frame as RGB in its right orientation."""
@@ -77,7 +96,7 @@ class Picture:
         return flat if turn is None else flat.transpose(turn)
 
 
-def measure(data: bytes, rules: ImageRules, limits: PictureLimits, param: str) -> Picture:
+def measure(data: bytes, rules: Rules, limits: PictureLimits, param: str) -> Picture:
     """A picture from its encoded bytes, of which only the header is parsed.
 
     Hashes all bytes, so keep it off the event loop. Raises TooLarge beyond `limits.image_bytes`, and InvalidImage for
@@ -102,11 +121,13 @@ def check_total(pictures: Sequence[Picture], limits: PictureLimits) -> None:
         raise InvalidImage(text, "messages")
 
 
-def image_grid(width: int, height: int, rules: ImageRules) -> tuple[int, int]:
-    """Patches (down, across) of a picture: sides rounded to whole merge blocks, area scaled into the model's range.
+def image_grid(width: int, height: int, rules: Rules) -> tuple[int, int]:
+    """Patches (down, across) of a picture; for Qwen whole merge blocks, the area scaled into the model's range.
 
     The rule of Qwen2-VL's image processor ("smart resize"); halves round to the even number, as Python's `round` does.
     """
+    if isinstance(rules, BlockRules):
+        return block_grid(width, height, rules)
     block = rules.patch * rules.merge
     sides = [round(side / block) for side in (height, width)]
     area = sides[0] * sides[1] * block**2
@@ -130,10 +151,14 @@ def _check_size(size: tuple[int, int], limits: PictureLimits, param: str) -> Non
         raise InvalidImage(f"{what}; its sides may differ by a factor of {limits.aspect_ratio} at most", param)
 
 
-def _content_key(data: bytes, header: Header, rules: ImageRules) -> str:
+def _content_key(data: bytes, header: Header, rules: Rules) -> str:
     """SHA-256 in hex over all that decides the rows: the bytes, what was read of them, and the processor's options."""
     digest = hashlib.sha256(data).hexdigest()
-    options = (rules.patch, rules.merge, rules.min_pixels, rules.max_pixels, rules.mean, rules.std)
+    options: tuple[object, ...]
+    if isinstance(rules, BlockRules):
+        options = ("block", rules.patch, rules.cell, rules.min_pixels, rules.max_tokens, rules.max_ratio)
+    else:
+        options = (rules.patch, rules.merge, rules.min_pixels, rules.max_pixels, rules.mean, rules.std)
     facts = (digest, header.format, header.size, header.mode, header.orientation, options)
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 

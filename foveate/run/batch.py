@@ -38,6 +38,7 @@ def lay_out(slices: Sequence[Slice], rows: RowStore, device: str) -> Batch:
         logits_at=_tensor(_wanted(slices), device),
         image_rows=image_rows,
         image_at=None if image_at is None else _tensor(image_at, device),
+        blocks=_blocks(slices),
         verify=tuple(piece.draft_len > 0 for piece in slices),
         parents=tuple(piece.parents for piece in slices),
     )
@@ -74,3 +75,15 @@ def _image_rows(slices: Sequence[Slice], rows: RowStore) -> tuple[Tensor | None,
             at.extend(range(base + start_at - piece.start_at, base + end_at - piece.start_at))
         base += len(piece.tokens)
     return (torch.cat(parts), at) if parts else (None, None)
+
+
+def _blocks(slices: Sequence[Slice]) -> tuple[tuple[int, int], ...]:
+    """Where the atomic spans stand on the flat axis; each is whole."""
+    blocks, base = list[tuple[int, int]](), 0
+    for piece in slices:
+        for span in piece.spans:
+            if span.atomic and span.end_at > piece.start_at:
+                assert piece.start_at <= span.start_at and span.end_at <= piece.end_at, "an atomic span was split"
+                blocks.append((base + span.start_at - piece.start_at, base + span.end_at - piece.start_at))
+        base += len(piece.tokens)
+    return tuple(blocks)

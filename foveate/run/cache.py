@@ -23,17 +23,18 @@ def joined(*specs: MemorySpec) -> MemorySpec:
 
 def allocate(spec: MemorySpec, pages: int, page_len: int, slots: int, device: str) -> Memory:
     """Memory for `pages` pages of `page_len` tokens and `slots` sequences, zero-filled, on `device`."""
+    rows = {s.name: (pages, s.rows(page_len)) for s in spec.paged}
     return Memory(
-        paged={s.name: torch.zeros(pages, page_len, *s.shape, dtype=s.dtype, device=device) for s in spec.paged},
+        paged={s.name: torch.zeros(*rows[s.name], *s.shape, dtype=s.dtype, device=device) for s in spec.paged},
         state={s.name: torch.zeros(slots, *s.shape, dtype=s.dtype, device=device) for s in spec.state},
         page_len=page_len,
     )
 
 
-def measured_kv_tokens(spec: MemorySpec, slots: int, device: str) -> int | None:
-    """Tokens of paged memory that fit `device` beside what is loaded now; None on a CPU, where a setting decides."""
+def measured_kv_tokens(spec: MemorySpec, slots: int, page_len: int, device: str) -> int | None:
+    """Tokens in pages that fit `device` beside what is loaded now; None on a CPU, where a setting decides."""
     if device == "cpu":
         return None
     free, total = torch.cuda.mem_get_info(device)
     usable = free - int(total * RESERVE) - slots * spec.slot_bytes()
-    return max(0, usable // max(1, spec.token_bytes()))
+    return max(0, usable // max(1, spec.page_bytes(page_len))) * page_len

@@ -104,6 +104,9 @@ class ModelDrafter:
     def propose(self, wishes: Sequence[DraftWish], memory: Memory) -> list[DraftGuess]:
         guesses = self._model.propose(self._asked(wishes), memory, _picker(wishes))
         chains, confidence = guesses.tokens.tolist(), guesses.confidence.tolist()
+        known = [True] * len(wishes) if guesses.known is None else guesses.known.tolist()
+        chains, confidence = ([one if has else [] for one, has in zip(rows, known, strict=True)]
+                              for rows in (chains, confidence))  # fmt: skip
         if all(wish.budget <= wish.draft_len for wish in wishes):
             return [
                 DraftGuess(wish.uid, tuple(chain[: wish.draft_len]), (), tuple(sure[: wish.draft_len]))
@@ -111,8 +114,8 @@ class ModelDrafter:
             ]
         ids, logprobs = guesses.ids.tolist(), guesses.logprobs.tolist()
         return [
-            _grown(wish, chain, [list(zip(*pair, strict=True)) for pair in zip(one, two, strict=True)])
-            for wish, chain, one, two in zip(wishes, chains, ids, logprobs, strict=True)
+            _grown(wish, chain, [list(zip(*pair, strict=True)) for pair in zip(one, two, strict=True)] if has else [])
+            for wish, chain, one, two, has in zip(wishes, chains, ids, logprobs, known, strict=True)
         ]
 
     def _asked(self, wishes: Sequence[DraftWish]) -> Asked:

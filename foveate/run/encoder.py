@@ -13,13 +13,16 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
+
 from foveate.core.errors import EncodeFailed, InvalidImage
-from foveate.core.values import PixelSource
+from foveate.core.values import Frame, PixelSource
 from foveate.run.encoder_process import ProcessWorker
 from foveate.run.encoder_worker import (
+    Began,
     Encoded,
     InlineWorker,
     Lost,
@@ -60,7 +63,7 @@ class _Shelf:
     lock: threading.RLock = field(default_factory=threading.RLock)
     pictures: dict[str, _Picture] = field(default_factory=dict)
     order: deque[str] = field(default_factory=deque)
-    out: deque[Decoded | Reply] = field(default_factory=deque)
+    out: deque[Decoded | Began | Reply] = field(default_factory=deque)
     kept_bytes: int = 0
 
 
@@ -70,8 +73,10 @@ class EncoderStream:
     def __init__(self, kind: str, tower: TowerSource, decode_workers: int, notify: Callable[[], None]) -> None:
         """`notify` is called from other threads whenever `poll` has something to tell."""
         self.place = tower.place if kind == "inline" else f"{tower.place} ({kind})"
+        self.submitted = 0  # pictures put into the encode order so far
         self._notify, self._shelf, self._patience_s = notify, _Shelf(), tower.patience_s
         self._pool = ThreadPoolExecutor(decode_workers, thread_name_prefix="foveate-decode")
+        self._read = reader(tower.place, kind)
         self.worker: Worker = open_worker(kind, tower, self._report)
 
     def prepare(self, source: PixelSource) -> None:
@@ -90,6 +95,7 @@ class EncoderStream:
             picture = self._shelf.pictures.setdefault(source.key, _Picture(source))
             assert not picture.submitted, "a key is encoded once at a time"
             picture.submitted = True
+            self.submitted += 1
             self._shelf.order.append(source.key)
             if picture.pixels is None and not picture.decoding:
                 self._decode(picture)
@@ -118,7 +124,7 @@ class EncoderStream:
         """Whether `poll` would encode an image on the caller's thread now."""
         return self.worker.pending
 
-    def poll(self) -> list[Decoded | Reply]:
+    def poll(self) -> list[Decoded | Began | Reply]:
         """What has happened since the last call, in order; on the model's own device this encodes one image."""
         self.worker.advance()
         with self._shelf.lock:
@@ -143,7 +149,7 @@ class EncoderStream:
         if self._shelf.pictures.get(key) is not picture:
             return  # cancelled before its turn
         try:
-            pixels = picture.source.pixels()
+            pixels = self._read(picture.source)
         except InvalidImage as error:
             return self._report(Lost(key, error))
         except Exception:  # a decoder's surprise is the picture's fault, never the pool's
@@ -176,9 +182,13 @@ class EncoderStream:
             self._shelf.kept_bytes -= picture.pixels.nbytes
             picture.pixels = None
 
-    def _report(self, reply: Reply) -> None:
-        """A worker's or decoder's answer, from any thread."""
+    def _report(self, reply: Began | Reply) -> None:
+        """A worker's or decoder's word, from any thread."""
         with self._shelf.lock:
+            if isinstance(reply, Began):
+                if reply.key in self._shelf.pictures:
+                    self._shelf.out.append(reply)
+                return self._notify()
             picture = self._shelf.pictures.pop(reply.key, None)
             if picture is not None:
                 # Decoded again while an answer to an earlier, cancelled submission was still on its way.
@@ -189,6 +199,23 @@ class EncoderStream:
                 self._shelf.out.append(reply)
                 self._pump()
         self._notify()
+
+
+def reader(place: str, kind: str) -> Callable[[PixelSource], Any]:
+    """How pictures are decoded for an encoder at this place: resizing is left to a GPU, and what a thread of this
+    process will copy there comes in pinned memory, from which copies neither wait nor stage.
+    """
+    if not place.startswith("cuda"):
+        return lambda source: source.pixels()
+    return (lambda source: source.frame()) if kind == "process" else (lambda source: _pinned(source.frame()))
+
+
+def _pinned(decoded: Any) -> Any:
+    if isinstance(decoded, Frame):
+        return replace(decoded, pixels=_pinned(decoded.pixels))
+    pinned = torch.empty(decoded.shape, dtype=torch.uint8, pin_memory=True)
+    pinned.numpy()[...] = decoded
+    return pinned
 
 
 def _checked(reply: Reply, source: PixelSource) -> Reply:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from foveate.core.errors import EncodeFailed
-from foveate.run.encoder_worker import CLOSE_S, Encoded, Inbox, Lost, Reporter, TowerSource, encode_one
+from foveate.run.encoder_worker import CLOSE_S, Began, Encoded, Inbox, Lost, Reporter, TowerSource, encode_one
 
 log = logging.getLogger(__name__)
 Message = tuple[str, ...] | tuple[str, str, Any]
@@ -151,6 +151,8 @@ class ProcessWorker:
         elif isinstance(message, Exception):
             self._failure = message
             self._ready.set()
+        elif isinstance(message, Began):
+            self._report(message)
         else:
             reply = message.unpack() if isinstance(message, _Packed) else message
             self._settle(reply.key)
@@ -196,6 +198,7 @@ def _child(source: TowerSource, line: Connection) -> None:
     threading.Thread(target=_feed, args=(line, inbox), daemon=True).start()
     line.send(None)
     while (job := inbox.take()) is not None:
+        line.send(Began(job[0], time.monotonic()))
         reply = encode_one(tower, *job)
         line.send(_pack(reply) if isinstance(reply, Encoded) else reply)
 

@@ -1,8 +1,8 @@
 """Where the vision tower runs: on the caller's thread or on a thread of its own (`encoder_process.py`: in a process).
 
 Owns the protocol that all placements share. A worker encodes one image at a time in the order it was given them,
-answers each exactly once (`Encoded` or `Lost`) unless it was cancelled before it began, and leaves no thread or process
-behind after `close`. An exception costs its image. Refuses to know requests, prompts and which image matters most.
+answers each exactly once (`Encoded` or `Lost`) unless it was cancelled before it began, says `Began` before that where
+it works beside the caller, and leaves no thread or process behind after `close`. An exception costs its image. Refuses to know requests, prompts and which image matters most.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +24,14 @@ from foveate.models.interface import VisionTower
 
 log = logging.getLogger(__name__)
 CLOSE_S = 5.0  # for the image under way
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """The encode of an image is under way since `start_s` (seconds of time.monotonic, one clock per machine)."""
+
+    key: str
+    start_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +53,7 @@ class Lost:
 
 
 Reply = Encoded | Lost
-Reporter = Callable[[Reply], None]
+Reporter = Callable[[Began | Reply], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +136,8 @@ def encode_one(tower: VisionTower, key: str, pixels: Any) -> Reply:
         rows = tower.encode([pixels])[0]
         if rows.is_cuda:
             torch.cuda.current_stream(rows.device).synchronize()
+            # Made on the encoder's stream, read on the model's: not to be overwritten before that has happened.
+            rows.record_stream(torch.cuda.default_stream(rows.device))
     except Exception:  # the worker must outlive any one picture
         log.exception("image encode failed (key %s)", key[:12])
         return Lost(key, EncodeFailed("the vision encoder failed on this image"))
@@ -162,6 +173,15 @@ class InlineWorker:
         self._inbox.close()
 
 
+def _own_stream(place: str) -> AbstractContextManager[Any]:
+    """A stream of this thread's own on a GPU, so that its work does not queue behind the model's there."""
+    if not place.startswith("cuda"):
+        return nullcontext()
+    stream = torch.cuda.Stream(place)
+    stream.wait_stream(torch.cuda.default_stream(place))  # the weights may still be on their way
+    return torch.cuda.stream(stream)
+
+
 class ThreadWorker:
     """Encodes on a thread of its own, beside the model's."""
 
@@ -174,10 +194,12 @@ class ThreadWorker:
 
     def _run(self) -> None:
         torch.set_num_threads(self._source.threads)  # OpenMP's thread count belongs to the calling thread
-        while (job := self._inbox.take()) is not None:
-            self.silent_since_s = time.monotonic()
-            self._report(encode_one(self._tower, *job))
-            self.silent_since_s = None
+        with _own_stream(self._source.place):
+            while (job := self._inbox.take()) is not None:
+                self.silent_since_s = time.monotonic()
+                self._report(Began(job[0], self.silent_since_s))
+                self._report(encode_one(self._tower, *job))
+                self.silent_since_s = None
 
     def send(self, key: str, pixels: Any) -> None:
         self._inbox.put(key, pixels)

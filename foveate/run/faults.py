@@ -1,4 +1,4 @@
-"""Faults on purpose: makes the encoder or a step fail, so that tests can see what a whole server does about it.
+"""Faults on purpose: makes the encoder, a step or the drafter fail, so that tests can see what a whole server does about it.
 
 Owns the meaning of the `inject-fault` setting. Off by default; only who starts the server can switch it on, never a
 request. Wraps what would fail in earnest, so that every path behind it is the real one.
@@ -17,7 +17,9 @@ from torch import Tensor
 
 from foveate.core.errors import ConfigError
 from foveate.core.plan import DraftGuess, DraftWish, StepPlan, StepResult
-from foveate.models.interface import VisionTower
+from foveate.models.drafting import Seen
+from foveate.models.interface import Memory, MemorySpec, VisionTower
+from foveate.run.draft import Drafter
 from foveate.run.runner import Runner
 
 
@@ -44,6 +46,13 @@ _ENCODER: dict[str, Callable[[], None]] = {
     "encode-memory": _run_out,
 }
 _STEP: dict[str, Callable[[], None]] = {"step-raise": _raise, "step-memory": _run_out}
+_DRAFT: dict[str, Callable[[], None]] = {
+    "observe-raise": _raise,
+    "observe-memory": _run_out,
+    "propose-raise": _raise,
+    "propose-memory": _run_out,
+}
+_KINDS = (*_ENCODER, *_STEP, *_DRAFT)
 
 
 class FaultyTower:
@@ -70,11 +79,40 @@ class FaultyRunner:
     def draft(self, wishes: Sequence[DraftWish]) -> list[DraftGuess]:
         return self._runner.draft(wishes)
 
+    def stop_drafting(self) -> None:
+        self._runner.stop_drafting()
+
     def execute(self, plan: StepPlan) -> StepResult:
         self._left -= 1
         if self._left == 0:
             self._fault()
         return self._runner.execute(plan)
+
+
+class FaultyDrafter:
+    """A drafter that fails from its n-th look (`observe`) or guess (`propose`) on, and works before."""
+
+    def __init__(self, drafter: Drafter, kind: str, at: int) -> None:
+        self._drafter, self._fault, self._left = drafter, _DRAFT[kind], at
+        self._at_look = kind.startswith("observe")
+        self.name, self.capture = drafter.name, drafter.capture
+        self.lookback, self.most_len = drafter.lookback, drafter.most_len
+
+    def memory_spec(self) -> MemorySpec:
+        return self._drafter.memory_spec()
+
+    def observe(self, seen: Seen, memory: Memory) -> None:
+        self._count(self._at_look)
+        self._drafter.observe(seen, memory)
+
+    def propose(self, wishes: Sequence[DraftWish], memory: Memory) -> list[DraftGuess]:
+        self._count(not self._at_look)
+        return self._drafter.propose(wishes, memory)
+
+    def _count(self, counts: bool) -> None:
+        self._left -= counts
+        if counts and self._left <= 0:
+            self._fault()
 
 
 def faulty_tower(tower: VisionTower, wish: str) -> VisionTower | FaultyTower:
@@ -84,8 +122,15 @@ def faulty_tower(tower: VisionTower, wish: str) -> VisionTower | FaultyTower:
 
 
 def faulty_runner(runner: Runner, wish: str) -> Runner | FaultyRunner:
-    """The runner with the fault that the setting asks for; as it is when it asks for none of a step's."""
+    """The runner with the fault that the setting asks for; as it is when it asks for none of a step's or drafter's.
+
+    Raises ConfigError for a drafter's fault where there is no drafter.
+    """
     kind, at = _parse(wish)
+    if kind in _DRAFT:
+        if runner.drafter is None:
+            raise ConfigError(f"inject-fault {kind} needs a drafter: see draft")
+        runner.drafter = FaultyDrafter(runner.drafter, kind, at)
     return FaultyRunner(runner, _STEP[kind], at) if kind in _STEP else runner
 
 
@@ -94,6 +139,6 @@ def _parse(wish: str) -> tuple[str, int]:
     if not wish:
         return "", 0
     kind, _, at = wish.partition(":")
-    if kind not in _ENCODER | _STEP or not at.isdigit() or int(at) < 1:
-        raise ConfigError(f"inject-fault is KIND:N with KIND one of {', '.join(_ENCODER | _STEP)}")
+    if kind not in _KINDS or not at.isdigit() or int(at) < 1:
+        raise ConfigError(f"inject-fault is KIND:N with KIND one of {', '.join(_KINDS)}")
     return kind, int(at)

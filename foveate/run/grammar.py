@@ -1,4 +1,4 @@
-"""Which tokens a grammar allows next.
+"""Which tokens a grammar, or the bound of a thought, allows next.
 
 Owns one matcher per request that has a grammar, by its text and seed, and the vocabulary in the engine's own terms
 (llguidance). Promises that `allowed` is a function of grammar and output alone: a matcher that has gone too far (a
@@ -23,7 +23,8 @@ from foveate.core.plan import Draw
 from foveate.core.vocabulary import read_token_bytes
 
 # Marks that grammars write as text, although a checkpoint may call them control tokens.
-MARKS = frozenset((b"<think>", b"</think>", b"<tool_call>", b"</tool_call>"))
+MARKS = frozenset((b"<think>", b"</think>", b"<tool_call>", b"</tool_call>", "｜DSML｜".encode()))
+THOUGHT_END = "</think>"
 KEPT = 128
 Vocabulary = tuple[list[bytes], frozenset[int]]  # as of core.vocabulary.read_token_bytes
 Encode = Callable[[str], list[int]]
@@ -70,7 +71,7 @@ class Grammars:
         control = [token for token in sorted(special | set(ends)) if tokens[token] not in MARKS]
         known = TokenizerWrapper(_Words(tokens, control, ends[0] if ends else size - 1, encode))
         self._tokenizer = LLTokenizer(known, n_vocab=max(size, len(tokens)), eos_token=ends)
-        self._size = size
+        self._size, self._raw, self._thought_end = size, tokens, tuple(encode(THOUGHT_END))
         self._walks: OrderedDict[tuple[str, int], _Walk] = OrderedDict()
         self._bits = torch.arange(8, dtype=torch.uint8)
 
@@ -97,11 +98,13 @@ class Grammars:
         return found
 
     def allowed(self, draw: Draw) -> Tensor | None:
-        """Which ids may come next, bool [size] on the CPU; None without a grammar.
+        """Which ids may come next, bool [size] on the CPU; None where all may.
 
         Raises RequestFailed when the grammar turns out to be too hard, or the output does not follow it.
         """
         grammar = draw.sampling.grammar
+        if (only := self._ending(draw)) is not None:
+            return torch.zeros(self._size, dtype=torch.bool).index_fill_(0, torch.tensor([only]), True)
         if not grammar:
             return None
         key = (grammar, draw.sampling.seed)
@@ -113,6 +116,17 @@ class Grammars:
         if walk.mask is None:
             walk.mask = self._mask(walk.matcher)
         return walk.mask
+
+    def _ending(self, draw: Draw) -> int | None:
+        """The token that must come because a thought has had all its tokens and has not ended; a function of output."""
+        if draw.sampling.thought_len is None:
+            return None
+        output, most_len = draw.history[len(draw.history) - draw.output_len :], draw.sampling.thought_len
+        over, end = len(output) - most_len, self._thought_end
+        if not 0 <= over < len(end) or output[most_len:] != end[:over]:
+            return None
+        thought = b"".join(self._raw[token] for token in output[:most_len] if token < len(self._raw))
+        return None if THOUGHT_END.encode() in thought else end[over]
 
     def _mask(self, matcher: LLMatcher) -> Tensor:
         packed = matcher.compute_bitmask()

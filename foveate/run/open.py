@@ -8,14 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
 
 from foveate.core.config import Config, DeviceFacts, usable_cores
 from foveate.core.values import ModelCard
-from foveate.models.interface import LanguageModel, MemorySpec, VisionTower
-from foveate.models.registry import Place, Progress, describe, load_text, load_vision
+from foveate.core.work import Work
+from foveate.models.even import EvenModel
+from foveate.models.interface import NOTHING, LanguageModel, MemorySpec, VisionTower
+from foveate.models.qwen3_5 import Qwen35
+from foveate.models.qwen3_5_device import Qwen35OnDevice, turn_matrices
+from foveate.models.registry import describe, load_text, load_vision, work
+from foveate.models.weights import Place, Progress
+from foveate.ops.kernels import triton_kernels
 from foveate.run.cache import allocate, joined, measured_kv_tokens
 from foveate.run.draft import Drafter
 from foveate.run.drafters import find_drafter
@@ -25,11 +32,14 @@ from foveate.run.encoder_process import ProcessWorker
 from foveate.run.encoder_worker import TowerSource
 from foveate.run.faults import FaultyRunner, FaultyTower, faulty_runner, faulty_tower
 from foveate.run.grammar import Grammars
+from foveate.run.graphs import EvenSteps, Spare
 from foveate.run.runner import Runner
+from foveate.run.warm import warm_up
 
 __all__ = [
     "describe",
     "device_facts",
+    "device_name",
     "measure",
     "open_drafter",
     "open_encoder",
@@ -37,17 +47,34 @@ __all__ = [
     "open_model",
     "open_runner",
     "use_threads",
+    "work_of",
 ]
 
 
 def device_facts(kv_tokens: int | None = None) -> DeviceFacts:
     """What this machine offers now; `kv_tokens` once it has been measured."""
-    return DeviceFacts(usable_cores(), torch.cuda.device_count(), kv_tokens)
+    return DeviceFacts(usable_cores(), torch.cuda.device_count(), kv_tokens, find_spec("triton") is not None)
+
+
+def work_of(folder: Path, config: Config) -> Work | None:
+    """What the model's steps cost at least under this config; None for a family that is not counted."""
+    return work(folder, _dtype(config).itemsize)
+
+
+def device_name(device: str) -> str:
+    """What a device is called by its maker; the word itself for a CPU."""
+    return device if device == "cpu" else torch.cuda.get_device_name(device)
 
 
 def open_model(folder: Path, config: Config, progress: Progress | None = None) -> LanguageModel:
     """The language model's weights on its device."""
-    return load_text(folder, config.device, _dtype(config), progress)
+    model = load_text(folder, config.device, _dtype(config), progress, _is_dummy(config))
+    if config.kernels == "triton" and isinstance(model, Qwen35):
+        turn_matrices(model.trunk)
+        model = Qwen35OnDevice(model.config, model.trunk, triton_kernels())
+    if config.device != "cpu":
+        torch.cuda.empty_cache()  # what loading used on the way counts as free when memory is measured
+    return model
 
 
 def open_drafter(folder: Path, draft_folder: Path | None, model: LanguageModel, config: Config) -> Drafter | None:
@@ -56,13 +83,13 @@ def open_drafter(folder: Path, draft_folder: Path | None, model: LanguageModel, 
     Raises CheckpointError when one that was asked for by name is missing or does not fit; with `auto` it is left out
     with a warning.
     """
-    place = Place(torch.device(config.device), _dtype(config), None)
+    place = Place(torch.device(config.device), _dtype(config), None, _is_dummy(config))
     return find_drafter(config.settings, folder, draft_folder, model, place)
 
 
 def measure(model: LanguageModel, drafter: Drafter | None, config: Config) -> int | None:
     """Tokens of key/value memory that fit beside the loaded weights; None on a CPU."""
-    return measured_kv_tokens(_kept(model, drafter), config.slots, config.device)
+    return measured_kv_tokens(_kept(model, drafter), config.slots, config.page_len, config.device)
 
 
 def open_grammars(folder: Path, card: ModelCard) -> Grammars:
@@ -73,9 +100,20 @@ def open_grammars(folder: Path, card: ModelCard) -> Grammars:
 def open_runner(
     model: LanguageModel, drafter: Drafter | None, grammars: Grammars, config: Config
 ) -> Runner | FaultyRunner:
-    """A runner with its memory allocated."""
-    memory = allocate(_kept(model, drafter), config.pages, config.page_len, config.slots, config.device)
+    """A runner with its memory allocated, and where it has kernels of its own, warm."""
+    even = isinstance(model, EvenModel)
+    spare = Spare(config.pages, config.slots)  # one page and one slot more than are ever leased
+    memory = allocate(
+        _kept(model, drafter), config.pages + even, config.page_len, config.slots + even, config.device
+    )
     runner = Runner(model, memory, RowStore(config.device, _dtype(config)), config.device, drafter, grammars)
+    if isinstance(model, EvenModel):
+        most_pages = -(-config.max_ctx // config.page_len)
+        record = config.settings.graphs and config.device != "cpu"
+        runner.even = EvenSteps(model, memory, spare, config.device, config.slots, most_pages, record)
+        warm_up(model, memory, spare, config.device, config.step_tokens)
+        if record:
+            runner.even.prepare(NOTHING if drafter is None else drafter.capture)
     return faulty_runner(runner, config.settings.inject_fault)
 
 
@@ -86,7 +124,7 @@ def _kept(model: LanguageModel, drafter: Drafter | None) -> MemorySpec:
 def open_encoder(folder: Path, config: Config, notify: Callable[[], None]) -> EncoderStream:
     """The encoder stream, its tower loaded where the config places it. Raises what loading raised."""
     source = TowerSource(
-        partial(_load_tower, folder, config.encoder_device, _dtype(config), config.settings.inject_fault),
+        partial(_load_tower, folder, config),
         config.encoder_threads if config.encoder_apart else config.model_threads,
         config.encoder_device,
         config.settings.encode_timeout_s,
@@ -106,9 +144,14 @@ def use_threads(count: int) -> None:
     torch.set_num_threads(count)
 
 
-def _load_tower(folder: Path, device: str, dtype: torch.dtype, fault: str) -> VisionTower | FaultyTower:
+def _load_tower(folder: Path, config: Config) -> VisionTower | FaultyTower:
     """A named function, so that it can be sent to another process."""
-    return faulty_tower(load_vision(folder, device, dtype), fault)
+    tower = load_vision(folder, config.encoder_device, _dtype(config), dummy=_is_dummy(config))
+    return faulty_tower(tower, config.settings.inject_fault)
+
+
+def _is_dummy(config: Config) -> bool:
+    return config.settings.load_format == "dummy"
 
 
 def _dtype(config: Config) -> torch.dtype:

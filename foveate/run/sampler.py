@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,20 +21,45 @@ from foveate.core.values import Logprob
 GREEDY_BELOW = 1e-3  # temperatures under this are greedy: dividing by them only adds overflow
 
 
+class Look(NamedTuple):
+    """What the host knows of logits [rows, vocab]: the best id of each row, and whether all its values are finite."""
+
+    best: list[int]
+    sound: list[bool]
+
+    @classmethod
+    def of(cls, glance: Tensor) -> Look:
+        """From a `glance`; the one wait for the device that greedy rows cost."""
+        best, sound = glance.tolist()
+        return cls(best, [bool(flag) for flag in sound])
+
+
+def glance(logits: Tensor) -> Tensor:
+    """int64 [2, rows]: the best id of each row, and 1 where all its values are finite; waits for nothing."""
+    low, high = logits.aminmax(dim=-1)  # both are NaN where any value is
+    return torch.stack([logits.argmax(-1), (torch.isfinite(low) & torch.isfinite(high)).long()])
+
+
 def choose(
-    logits: Tensor, draws: Sequence[Draw], masks: Sequence[Tensor | None] = ()
+    logits: Tensor, draws: Sequence[Draw], masks: Sequence[Tensor | None] = (), best: Sequence[int] | None = None
 ) -> list[tuple[int, Logprob | None]]:
     """A token per row of logits [rows, vocab] (float32), with its log-probability where asked for.
 
-    masks: of each row the ids that its grammar allows, if it has one; () where none has.
+    masks: of each row the ids that its grammar allows, if it has one; () where none has. best: as of `Look`, if it is
+    known. Rows that are not greedy are drawn together: the device is waited for once, however many there are.
     """
-    greedy = logits.argmax(-1).tolist() if any(plainly_greedy(draw) for draw in draws) else []
-    chosen = []
-    for row, draw in enumerate(draws):
-        mask = masks[row] if masks else None
-        token = greedy[row] if plainly_greedy(draw) else choose_row(logits[row], draw, mask)
-        chosen.append((token, logprob_of(logits[row], token, draw.sampling.logprobs)))
-    return chosen
+    drawn = [row for row, draw in enumerate(draws) if not plainly_greedy(draw)]
+    picked: dict[int, int] = {}
+    if drawn:
+        picks = [pick_row(logits[row], draws[row], masks[row] if masks else None) for row in drawn]
+        picked = dict(zip(drawn, torch.stack(picks).tolist(), strict=True))
+    if best is None:
+        best = logits.argmax(-1).tolist() if len(drawn) < len(draws) else []
+    tokens = [picked[row] if row in picked else best[row] for row in range(len(draws))]
+    return [
+        (token, logprob_of(logits[row], token, draw.sampling.logprobs))
+        for row, (token, draw) in enumerate(zip(tokens, draws, strict=True))
+    ]
 
 
 def plainly_greedy(draw: Draw) -> bool:
@@ -45,12 +71,17 @@ def plainly_greedy(draw: Draw) -> bool:
 
 def choose_row(raw: Tensor, draw: Draw, mask: Tensor | None = None) -> int:
     """The token of one row of logits [vocab], among those of the mask, bool [vocab] on any device."""
+    return int(pick_row(raw, draw, mask))
+
+
+def pick_row(raw: Tensor, draw: Draw, mask: Tensor | None = None) -> Tensor:
+    """`choose_row` as an int64 scalar on the device of the logits, not waited for."""
     sampling = draw.sampling
     logits = _penalised(raw.double(), draw)
     if mask is not None:
         logits[~mask.to(logits.device)] = float("-inf")
     if sampling.temperature < GREEDY_BELOW:
-        return int(logits.argmax())
+        return logits.argmax()
     probs, order = torch.softmax(logits / sampling.temperature, -1).sort(descending=True, stable=True)
     keep = torch.ones_like(probs, dtype=torch.bool)
     if sampling.top_k:
@@ -61,8 +92,9 @@ def choose_row(raw: Tensor, draw: Draw, mask: Tensor | None = None) -> int:
     if sampling.min_p:
         keep &= probs >= sampling.min_p * probs[0]
     mass = torch.where(keep, probs, 0).cumsum(-1)
-    place = torch.searchsorted(mass, uniform(sampling.seed, draw.index) * mass[-1], right=True)
-    return int(order[place.clamp(max=int(keep.nonzero()[-1]))])
+    place = torch.searchsorted(mass, uniform(sampling.seed, draw.index) * mass[-1:], right=True)
+    last = torch.where(keep, torch.arange(len(keep), device=keep.device), 0).amax()
+    return order.gather(0, torch.minimum(place, last)).squeeze(0)
 
 
 def _penalised(logits: Tensor, draw: Draw) -> Tensor:

@@ -13,14 +13,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from foveate.core.errors import RequestFailed
 from foveate.core.plan import Draw, Slice, SliceResult
 from foveate.core.values import Logprob
 from foveate.run.grammar import Grammars
-from foveate.run.sampler import choose_row, logprob_of, plainly_greedy
+from foveate.run.sampler import Look, choose_row, glance, logprob_of, plainly_greedy
 
 Path = tuple[int, ...]  # numbers of the tokens that stand, from the anchor, 0, down one branch
 
@@ -33,14 +32,16 @@ class Rows(NamedTuple):
     sound: list[bool]
 
 
-def settle(slices: Sequence[Slice], logits: Tensor, grammars: Grammars | None = None) -> list[tuple[SliceResult, Path]]:
+def settle(
+    slices: Sequence[Slice], logits: Tensor, grammars: Grammars | None = None, look: Look | None = None
+) -> list[tuple[SliceResult, Path]]:
     """New tokens and path of each drawing slice.
 
-    logits: float32 [rows, vocab], for each slice the row of its last settled token and one per draft, in order. A row
-    on the path whose values are not finite fails its request, and so does a grammar that cannot be followed.
+    logits: float32 [rows, vocab], for each slice the row of its last settled token and one per draft, in order; look:
+    what is known of them. A row on the path whose values are not finite fails its request, and so does a grammar that
+    cannot be followed.
     """
-    sound = torch.isfinite(logits).all(-1).tolist()
-    best = logits.argmax(-1).tolist()
+    best, sound = look or Look.of(glance(logits))
     settled, start = [], 0
     for piece in slices:
         end = start + piece.draft_len + 1

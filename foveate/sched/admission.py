@@ -24,7 +24,8 @@ class Limits:
     step_tokens: tokens of one step, of them at most mixed_tokens of prompts while others decode. image_rows: rows
     encoding or landed at once. stream: prefill up to the first late image; off: wait for all of a request's images.
     encode_ahead: images handed to the encoder at once. queue_*: what may wait. bypass: how often later requests may
-    start before an earlier one that does not fit yet.
+    start before an earlier one that does not fit yet. keep_images: rows that no request needs stay for later ones until
+    others need the room.
     """
 
     slots: int
@@ -40,6 +41,7 @@ class Limits:
     queue_bytes: int
     bypass: int
     encode_ahead: int = 2
+    keep_images: bool = False
 
     def __post_init__(self) -> None:
         counts = (self.slots, self.pages, self.page_len, self.max_ctx, self.step_tokens, self.mixed_tokens)
@@ -99,16 +101,16 @@ class WaitingLine:
         An empty line takes any request, however large: else one beyond the limits alone would be busy for ever.
         """
         limits = self._limits
-        full = None
+        full = lack = None
         if len(self._line) >= limits.queue_requests + free_slots:
-            full = f"{len(self._line)} requests are waiting"
+            full, lack = f"{len(self._line)} requests are waiting", "queue_requests"
         elif self._line and self.image_rows + prompt.image_rows > limits.queue_image_rows:
-            full = f"requests with {self.image_rows} image rows are waiting"
+            full, lack = f"requests with {self.image_rows} image rows are waiting", "queue_image_rows"
         elif self._line and self.held_bytes + held_bytes > limits.queue_bytes:
-            full = f"requests with {self.held_bytes} bytes of pictures are waiting"
-        if full is not None:
+            full, lack = f"requests with {self.held_bytes} bytes of pictures are waiting", "queue_bytes"
+        if full is not None and lack is not None:
             # No more than a guess: a second for each round of slots that stands before the newcomer.
-            raise Busy(f"the server is busy: {full}; try again later", 1 + len(self._line) // limits.slots)
+            raise Busy(f"the server is busy: {full}; try again later", 1 + len(self._line) // limits.slots, lack)
 
     def join(self, request: Request) -> None:
         """Stand at the end."""

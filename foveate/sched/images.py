@@ -3,8 +3,10 @@
 An image is wanted, encoding or landed; equal images of any number of requests are one entry. Promises: encoding and
 landed rows together stay within the capacity; the image that prefill needs soonest is encoded first; when rows must
 give way, those needed last go first and those that prefill can use now never do; a key that no request refers to any
-more is dropped with the next plan. Together with the rule that no span exceeds the capacity this cannot deadlock: the
-most urgent image only ever waits for rows that are about to be used up. Refuses to know the encoder and the clock.
+more is dropped with the next plan, or with `keep` kept for later requests until any other image needs the room; rows
+that a failed request used are never kept. Together with the rule that no span exceeds the capacity this cannot
+deadlock: the most urgent image only ever waits for rows that are about to be used up. Refuses to know the encoder and
+the clock.
 """
 
 from __future__ import annotations
@@ -24,20 +26,23 @@ class State(Enum):
 
 @dataclass(slots=True)
 class Image:
-    """One content key: its rows, where they are, and the requests that refer to it."""
+    """One content key: its rows, where they are, the requests that refer to it, and whether one of them failed."""
 
     rows: int
     state: State = State.WANTED
     holders: set[int] = field(default_factory=set)
+    doubtful: bool = False
 
 
 class Images:
     """All images of all live requests, and the order in which they are encoded and dropped."""
 
-    def __init__(self, capacity_rows: int, encode_ahead: int, stream: bool) -> None:
+    def __init__(self, capacity_rows: int, encode_ahead: int, stream: bool, keep: bool = False) -> None:
         self.landed: set[str] = set()
-        self._capacity_rows, self._encode_ahead, self._stream = capacity_rows, encode_ahead, stream
+        self.lookups = self.hits = 0  # images of requests as they came, and how many of these had landed before
+        self._capacity_rows, self._encode_ahead, self._stream, self._keep = capacity_rows, encode_ahead, stream, keep
         self._images: dict[str, Image] = {}
+        self._kept: dict[str, int] = {}  # rows of landed images that nobody refers to now, longest unused first
         self._strays: set[str] = set()  # landed although nobody refers to them any more
 
     def rows(self, state: State) -> int:
@@ -49,19 +54,45 @@ class Images:
         return sum(image.state is state for image in self._images.values())
 
     @property
+    def kept_rows(self) -> int:
+        """Rows kept for requests to come."""
+        return sum(self._kept.values())
+
+    @property
+    def kept_count(self) -> int:
+        """Images kept for requests to come."""
+        return len(self._kept)
+
+    @property
     def has_leftovers(self) -> bool:
-        """Whether the next plan has keys to drop because their last request is gone."""
+        """Whether the next plan has keys to drop, or to keep, because their last request is gone."""
         return bool(self._strays) or any(not image.holders for image in self._images.values())
 
     @property
     def is_empty(self) -> bool:
+        """Whether no request refers to any image; some may be kept."""
         return not self._images and not self._strays
 
     def hold(self, request: Request) -> None:
         """The request refers to its images from now on, until `release`."""
+        for key, rows in {span.key: span.rows for span in request.prompt.spans}.items():
+            if self._kept.pop(key, None) is not None:
+                self._images[key] = Image(rows, State.LANDED)
+                self.landed.add(key)
+            self._images.setdefault(key, Image(rows)).holders.add(request.uid)
+            self._strays.discard(key)  # it is encoded again, over the rows that came too late
+            self.lookups += 1
+            self.hits += key in self.landed
+
+    def doubt(self, request: Request) -> None:
+        """The request has failed, and its images may be why: their rows are not kept for others to come."""
         for span in request.prompt.spans:
-            self._images.setdefault(span.key, Image(span.rows)).holders.add(request.uid)
-            self._strays.discard(span.key)  # it is encoded again, over the rows that came too late
+            self._images[span.key].doubtful = True
+
+    def forget_kept(self) -> None:
+        """Drop what is kept for requests to come, with the next plan."""
+        self._strays.update(self._kept)
+        self._kept.clear()
 
     def release(self, request: Request) -> None:
         """The request has ended; keys that it alone referred to are dropped with the next plan."""
@@ -71,8 +102,10 @@ class Images:
     def land(self, key: str) -> None:
         """The rows of this image are on the model's device. Harmless for one that landed or was dropped before."""
         image = self._images.get(key)
-        if image is None:
+        if image is None and key not in self._kept:
             self._strays.add(key)
+        elif image is None:
+            return
         elif image.state is State.ENCODING or (image.state is State.WANTED and image.rows <= self._free_rows()):
             image.state = State.LANDED
             self.landed.add(key)
@@ -114,14 +147,18 @@ class Images:
         return tuple(encode), tuple(drop)
 
     def _free_rows(self) -> int:
-        return self._capacity_rows - self.rows(State.LANDED) - self.rows(State.ENCODING)
+        return self._capacity_rows - self.rows(State.LANDED) - self.rows(State.ENCODING) - self.kept_rows
 
     def _sweep(self) -> list[str]:
-        """Forget the keys that no request refers to."""
-        gone = [key for key, image in self._images.items() if not image.holders]
-        for key in gone:
-            del self._images[key]
+        """Forget the keys that no request refers to, but keep rows that another may ask for."""
+        gone: list[str] = []
+        for key in [key for key, image in self._images.items() if not image.holders]:
+            image = self._images.pop(key)
             self.landed.discard(key)
+            if self._keep and image.state is State.LANDED and not image.doubtful:
+                self._kept[key] = image.rows
+            else:
+                gone.append(key)
         gone += self._strays
         self._strays.clear()
         return gone
@@ -156,14 +193,15 @@ class Images:
         passed = sorted(self.landed.difference(urgent, later))  # kept only for a recompute
         evicted: list[str] = []
         free_rows = self._free_rows()
-        for key in [*passed, *reversed(later)]:
+        for key in [*self._kept, *passed, *reversed(later)]:
             if free_rows >= rows:
                 break
-            if key in self.landed and key not in in_use:
+            if key in self._kept or (key in self.landed and key not in in_use):
                 evicted.append(key)
-                free_rows += self._images[key].rows
+                free_rows += self._kept[key] if key in self._kept else self._images[key].rows
         return evicted if free_rows >= rows else None
 
     def _evict(self, key: str) -> None:
-        self._images[key].state = State.WANTED
-        self.landed.discard(key)
+        if self._kept.pop(key, None) is None:
+            self._images[key].state = State.WANTED
+            self.landed.discard(key)

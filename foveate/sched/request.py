@@ -283,7 +283,7 @@ class Request:
         text: list[int] = []
         start_at = 0
         for span in self.prompt.spans:
-            text += self.prompt.tokens[start_at : span.start_at]
+            text += self.prompt.tokens[start_at : span.start_at - span.lead_len]
             start_at = span.end_at
         return (*text, *self.prompt.tokens[start_at:], *self.output)
 

@@ -26,7 +26,7 @@ from foveate.sched.speculate import Speculation
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """A look at the scheduler: requests, memory, images. `preemptions` counts since the start."""
+    """A look at the scheduler: requests, memory, images. The last three, beginning with `image_lookups`, count since the start."""
 
     waiting: int
     running: int
@@ -40,6 +40,10 @@ class Stats:
     landed_rows: int
     encoding_images: int
     encoding_rows: int
+    kept_images: int
+    kept_rows: int
+    image_lookups: int
+    image_hits: int
     preemptions: int
 
 
@@ -70,7 +74,7 @@ class Scheduler:
         """Without a `speculation` nothing is ever wished for; drafts that are proposed count all the same."""
         self._limits, self._speculation = limits, speculation
         self._pool = Pool(limits.pages, limits.slots, limits.page_len)
-        self._images = Images(limits.image_rows, limits.encode_ahead, limits.stream)
+        self._images = Images(limits.image_rows, limits.encode_ahead, limits.stream, limits.keep_images)
         self._waiting = WaitingLine(limits)
         self._running: list[Request] = []  # in the order of their starts
         self._live: dict[int, Request] = {}  # waiting or running, by uid
@@ -122,7 +126,8 @@ class Scheduler:
         return stage, len(request.output)
 
     def abort_all(self) -> tuple[int, ...]:
-        """Abort every request; their uids."""
+        """Abort every request, and forget the images kept for later ones; their uids."""
+        self._images.forget_kept()
         uids = tuple(self._live)
         for uid in uids:
             self.abort(uid)
@@ -141,6 +146,11 @@ class Scheduler:
         return [self._fail(request, public) for request in list(self._live.values()) if request.needs(key)]
 
     # --- guesses ---
+
+    @property
+    def guesses(self) -> bool:
+        """Whether anybody may be guessed for."""
+        return self._speculation is not None
 
     def wishes(self) -> tuple[DraftWish, ...]:
         """Whose next tokens should be guessed before the next plan, and how far."""
@@ -243,6 +253,10 @@ class Scheduler:
             landed_rows=self._images.rows(State.LANDED),
             encoding_images=self._images.count(State.ENCODING),
             encoding_rows=self._images.rows(State.ENCODING),
+            kept_images=self._images.kept_count,
+            kept_rows=self._images.kept_rows,
+            image_lookups=self._images.lookups,
+            image_hits=self._images.hits,
             preemptions=self._preemptions,
         )
 
@@ -361,6 +375,7 @@ class Scheduler:
         return events
 
     def _fail(self, request: Request, error: Exception) -> Failed:
+        self._images.doubt(request)
         self._forget(request)
         return Failed(request.uid, error)
 

@@ -33,7 +33,7 @@ _REFUSAL = {
 class Access:
     """ASGI middleware: 401 for every path that is not open and comes without one of the keys."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], count: Callable[[str], None]) -> None:
+    def __init__(self, app: ASGIApp, keys: Sequence[str], count: Callable[[str, str], None]) -> None:
         self._app = app
         self._digests = [_digest(key) for key in keys]
         self._count = count
@@ -44,7 +44,7 @@ class Access:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            self._count("invalid_api_key")
+            self._count("invalid_api_key", "")
             body = shaped(scope["path"], 401, _REFUSAL)
             refusal = JSONResponse(body, status_code=401, headers={"WWW-Authenticate": "Bearer"})
             await refusal(scope, receive, send)

@@ -65,6 +65,7 @@ def _request(ask: MessagesRequest | CountTokensRequest, wishes: Wishes, service:
         form=None if wanted is None else Form("schema", wanted.schema_, "output_config.format.schema"),
         open_end=messages[-1]["role"] == "assistant",
         effort=_effort(ask, service),
+        thought_len=None if ask.thinking is None else ask.thinking.budget_tokens,
     )
 
 
@@ -91,6 +92,8 @@ def _messages(message: Message, path: str, pictures: Pictures) -> list[dict[str,
         return [{"role": message.role, "content": message.content}]
     if message.role == "assistant":
         return [_assistant(message.content, path)]
+    if message.role == "system":
+        return [{"role": "system", "content": _instructions(message.content, path)}]
     out: list[dict[str, Any]] = []
     for number, block in enumerate(message.content):
         place = f"{path}.content[{number}]"
@@ -105,6 +108,13 @@ def _messages(message: Message, path: str, pictures: Pictures) -> list[dict[str,
     if not out:
         raise InvalidRequest(f"{path}.content: a message of the user needs content", f"{path}.content")
     return out
+
+
+def _instructions(blocks: Sequence[Any], path: str) -> str:
+    """The text of a system message among the others."""
+    if not all(isinstance(block, TextBlock) for block in blocks):
+        raise InvalidRequest(f"{path}.content: a system message is made of text blocks", f"{path}.content")
+    return "\n".join(block.text for block in blocks)
 
 
 def _part(block: Any, place: str, pictures: Pictures) -> dict[str, Any]:

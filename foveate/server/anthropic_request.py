@@ -29,7 +29,7 @@ MAX_STOPS = 16
 _ELSEWHERE = """
 document search_result redacted_thinking server_tool_use web_search_tool_result web_fetch_tool_result
 code_execution_tool_result bash_code_execution_tool_result text_editor_code_execution_tool_result
-tool_search_tool_result container_upload file content bash_20250124 code_execution_20250522
+tool_search_tool_result container_upload file content tool_reference browser_state bash_20250124 code_execution_20250522
 code_execution_20250825 code_execution_20260120 code_execution_20260521 browser_toolset_20260801 memory_20250818
 computer_toolset_20260801 text_editor_20250124 text_editor_20250429 text_editor_20250728 web_search_20250305
 web_fetch_20250910 web_search_20260209 web_fetch_20260209 web_fetch_20260309 web_search_20260318
@@ -67,6 +67,7 @@ class ImageBlock(Strict):
     type: Literal["image"]
     source: Source
     cache_control: Any = harmless()
+    transformations: None = None
 
 
 class ThinkingBlock(Strict):
@@ -84,6 +85,7 @@ class ToolUseBlock(Strict):
     input: dict[str, Any]
     cache_control: Any = harmless()
     caller: Any = harmless()
+    toolset_name: None = None
 
 
 ResultPart = Annotated[
@@ -107,6 +109,7 @@ class ToolResultBlock(Strict):
     ) = None
     is_error: bool | None = harmless()
     cache_control: Any = harmless()
+    toolset_name: None = None
 
 
 Block = Annotated[
@@ -133,7 +136,7 @@ System = Annotated[
 
 
 class Message(Strict):
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: Content
 
 
@@ -167,10 +170,10 @@ class ToolChoice(Strict):
 
 
 class Thinking(Strict):
-    """`budget_tokens` has no effect: a thought ends where the model ends it, or with max_tokens."""
+    """A thought that has `budget_tokens` is ended there; without them it ends where the model ends it."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: Annotated[int, Field(ge=1024)] | None = harmless()
+    budget_tokens: Annotated[int, Field(ge=1024, lt=2**31)] | None = None
     display: Literal["summarized", "omitted"] | None = None
 
 

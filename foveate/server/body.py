@@ -72,7 +72,7 @@ class BodyReader:
         if len(data) + len(piece) > self._limits.body_bytes:
             raise self._too_large()
         if self._held + len(piece) > self._limits.held_bytes:
-            raise Busy("too many large request bodies at the moment")
+            raise Busy("too many large request bodies at the moment", lack="body_bytes")
         data += piece
         self._held += len(piece)
         return bool(message.get("more_body", False))

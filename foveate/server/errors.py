@@ -160,12 +160,12 @@ class Faults:
             await error_response(internal_error(), scope["path"])(scope, receive, send)
 
 
-def install(app: FastAPI, count: Callable[[str], None]) -> None:
-    """Answer every error of this app in its API's shape; `count` is told each one's code."""
+def install(app: FastAPI, count: Callable[[str, str], None]) -> None:
+    """Answer every error of this app in its API's shape; `count` is told each one's code, and what a busy one lacks."""
 
     async def known(request: Request, error: Exception) -> Response:
         assert isinstance(error, FoveateError)
-        count(error.code)
+        count(error.code, error.lack if isinstance(error, Busy) else "")
         if status_of(error) == 500:
             log.error("request failed: %s (%s)", error.message, error.code)
         return error_response(error, request.url.path)
@@ -173,7 +173,7 @@ def install(app: FastAPI, count: Callable[[str], None]) -> None:
     async def routing(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         code, message = _ROUTE_CODES.get(error.status_code, ("invalid_request", "the request cannot be served"))
-        count(code)
+        count(code, "")
         body = {"error": {"message": message, "type": "invalid_request_error", "param": None, "code": code}}
         body = shaped(request.url.path, error.status_code, body)
         return JSONResponse(body, status_code=error.status_code, headers=error.headers)

@@ -28,7 +28,12 @@ GAUGES = {
     "slots_used": ("foveate:state_slots_used", "Slots in use."),
     "image_rows": ("foveate:image_rows_capacity", "Image rows that can be kept at once."),
     "image_rows_used": ("foveate:image_rows_held", "Image rows kept for requests that still need them."),
+    "image_rows_kept": ("foveate:image_rows_kept", "Image rows kept for requests to come; they give way to any other."),
     "images_encoding": ("foveate:encoder_queue_images", "Images handed to the encoder whose rows have not landed."),
+}
+SINCE_START = {
+    "image_lookups": ("vllm:mm_cache_queries", "Images of requests, as they came."),
+    "image_hits": ("vllm:mm_cache_hits", "Of these, images whose rows were there already: not encoded again."),
 }
 TOTALS = {
     "prompt_tokens": ("vllm:prompt_tokens", "Prompt tokens of ended answers, image tokens included."),
@@ -51,10 +56,14 @@ SPREAD_NAMES = {
     "prefill_s": ("vllm:request_prefill_time_seconds", "Seconds of prefill."),
     "inference_s": ("vllm:request_inference_time_seconds", "Seconds from a slot to the last token."),
     "generation_s": ("vllm:request_decode_time_seconds", "Seconds from the first token to the last."),
+    "token_gap_s": ("vllm:inter_token_latency_seconds", "Seconds between a step's tokens of an answer and the last."),
     "per_token_s": ("vllm:request_time_per_output_token_seconds", "Mean seconds per token after the first."),
     "image_decode_s": ("foveate:image_decode_seconds", "Seconds to decode and resize an image."),
     "image_queue_s": ("foveate:image_queue_seconds", "Seconds from an image's decode to the start of its encode."),
     "image_encode_s": ("foveate:image_encode_seconds", "Seconds to encode an image."),
+    "prompt_tokens": ("vllm:request_prompt_tokens", "Prompt tokens of an answer, image tokens included."),
+    "output_tokens": ("vllm:request_generation_tokens", "Generated tokens of an answer."),
+    "images": ("foveate:images_per_request", "Images of an answer's prompt."),
     "step_s": ("foveate:step_seconds", "Seconds of a step."),
     "step_tokens": ("vllm:iteration_tokens_total", "Tokens of a step."),
 }
@@ -72,11 +81,19 @@ class Metrics:
             (LABEL, "reason"),
             registry=self._registry,
         )
+        self._turned_away = Counter(
+            "vllm:admission_rejections",
+            "Requests answered with 503, by what there was too little of.",
+            (LABEL, "reason"),
+            registry=self._registry,
+        )
         self._model = model
 
-    def refused(self, code: str) -> None:
-        """Count a request that was answered with an error."""
+    def refused(self, code: str, lack: str = "") -> None:
+        """Count a request that was answered with an error; `lack` is what a busy server had too little of."""
         self._refused.labels(self._model, code).inc()
+        if lack:
+            self._turned_away.labels(self._model, lack).inc()
 
     def render(self) -> tuple[bytes, str]:
         """The exposition and its content type."""
@@ -95,10 +112,14 @@ class _Reader(Collector):
         for attribute, (name, text) in GAUGES.items():
             yield self._gauge(name, text, getattr(snapshot.gauges, attribute))
         yield self._gauge("vllm:kv_cache_usage_perc", "Key/value memory in use, 0 to 1.", usage(snapshot.gauges))
-        for attribute, (name, text) in TOTALS.items():
-            family = CounterMetricFamily(name, text, labels=(LABEL,))
-            family.add_metric((self._model,), getattr(snapshot.totals, attribute))
-            yield family
+        for table, counts in ((SINCE_START, snapshot.gauges), (TOTALS, snapshot.totals)):
+            for attribute, (name, text) in table.items():
+                family = CounterMetricFamily(name, text, labels=(LABEL,))
+                family.add_metric((self._model,), getattr(counts, attribute))
+                yield family
+        # Whoever waits for an image has a slot, so that nobody waits for anything but capacity.
+        reasons = {"capacity": snapshot.gauges.waiting, "deferred": 0}
+        yield self._by_reason("vllm:num_requests_waiting_by_reason", reasons)
         yield self._by_word("vllm:request_success", "Answers that ended.", "finished_reason", snapshot.finished)
         yield self._by_word("foveate:request_failures", "Answers that failed.", "reason", snapshot.failed)
         by_depth = {str(depth): count for depth, count in enumerate(snapshot.accepted_at)}
@@ -111,6 +132,12 @@ class _Reader(Collector):
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(name, text, labels=(LABEL,))
         family.add_metric((self._model,), value)
+        return family
+
+    def _by_reason(self, name: str, counts: Mapping[str, int]) -> Metric:
+        family = GaugeMetricFamily(name, "Requests that wait for a slot, by why.", labels=(LABEL, "reason"))
+        for reason, count in counts.items():
+            family.add_metric((self._model, reason), count)
         return family
 
     def _by_word(self, name: str, text: str, label: str, counts: Mapping[str, int]) -> Metric:

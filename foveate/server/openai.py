@@ -63,6 +63,7 @@ def translate(ask: ChatCompletionRequest, service: Service) -> ChatRequest:
         open_end=_open_end(ask),
         generation_prompt=ask.add_generation_prompt is not False,
         effort=ask.reasoning_effort,
+        thought_len=ask.thinking_token_budget,
     )
 
 

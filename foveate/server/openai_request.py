@@ -46,13 +46,14 @@ class TextPart(Strict):
 
     type: Literal["text", "input_text"]
     text: str
+    prompt_cache_breakpoint: Any = harmless()
 
 
 class ImageUrl(Strict):
     """`detail` has no effect: a picture keeps its size within the model's limits."""
 
     url: str = Field(min_length=1, description="A data URL with base64, or an http(s) URL where the server fetches.")
-    detail: Literal["auto", "low", "high"] | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
 
 
 class ImagePart(Strict):
@@ -60,6 +61,7 @@ class ImagePart(Strict):
 
     type: Literal["image_url"]
     image_url: ImageUrl
+    prompt_cache_breakpoint: Any = harmless()
 
 
 class InputImagePart(Strict):
@@ -67,8 +69,9 @@ class InputImagePart(Strict):
 
     type: Literal["input_image"]
     image_url: str = Field(min_length=1)
-    detail: Literal["auto", "low", "high"] | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
     file_id: None = None
+    prompt_cache_breakpoint: Any = harmless()
 
 
 Part = Annotated[
@@ -247,6 +250,7 @@ class ChatCompletionRequest(Strict):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     reasoning_effort: Effort | None = None
+    thinking_token_budget: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     chat_template_kwargs: TemplateValues | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -297,7 +301,6 @@ class ChatCompletionRequest(Strict):
     return_token_ids: Any = refused(False)
     skip_special_tokens: Any = refused(True)
     thinking: Any = refused()
-    thinking_token_budget: Any = refused()
     truncate_prompt_tokens: Any = refused()
     use_beam_search: Any = refused(False)
 

@@ -75,7 +75,7 @@ def translate(document: Any, service: Service, stored: Stored) -> tuple[Response
 
 def _kept(item: Item) -> dict[str, Any]:
     """The item as it is stored and shown: with an id."""
-    out = item.model_dump(exclude_none=True)
+    out = item.model_dump(exclude_none=True, by_alias=True)
     if isinstance(out.get("content"), str) and out["type"] == "message":
         kind = "output_text" if out["role"] == "assistant" else "input_text"
         out["content"] = [{"type": kind, "text": out["content"]}]

@@ -38,7 +38,7 @@ local_shell_call_output shell_call shell_call_output apply_patch_call apply_patc
 mcp_approval_request mcp_approval_response mcp_call custom_tool_call_output custom_tool_call compaction_trigger
 item_reference program program_output input_file input_audio file_search computer computer_use_preview web_search
 web_search_2025_08_26 mcp code_interpreter programmatic_tool_calling image_generation local_shell shell custom
-namespace tool_search web_search_preview web_search_preview_2025_03_11 apply_patch allowed_tools
+namespace tool_search computer_use web_search_preview web_search_preview_2025_03_11 apply_patch allowed_tools
 """
 KNOWN_KINDS = frozenset(_ELSEWHERE.split())
 
@@ -113,6 +113,7 @@ class FunctionCallItem(Strict):
     status: Status = harmless()
     namespace: None = None
     caller: None = None
+    async_: Literal[False] | None = Field(None, alias="async")
 
 
 class FunctionOutputItem(Strict):
@@ -124,6 +125,8 @@ class FunctionOutputItem(Strict):
     id: str | None = harmless()
     status: Status = harmless()
     caller: None = None
+    name: str | None = harmless()
+    namespace: None = None
 
 
 class ThoughtText(Strict):
@@ -173,6 +176,7 @@ class FunctionTool(Strict):
     strict: bool | None = None
     defer_loading: Literal[False] | None = None
     allowed_callers: None = None
+    async_: Literal[False] | None = Field(None, alias="async")
     output_schema: Any = harmless()
 
 

@@ -33,7 +33,7 @@ def status_document(service: Service, live: Live, since_s: float) -> dict[str, A
         "uptime_s": round(time.monotonic() - since_s, 3),
         "slots": {"total": gauges.slots, "used": gauges.slots_used},
         "kv": {"pages": gauges.pages, "used": gauges.pages_used},
-        "image_rows": {"total": gauges.image_rows, "used": gauges.image_rows_used},
+        "image_rows": {"total": gauges.image_rows, "used": gauges.image_rows_used, "kept": gauges.image_rows_kept},
         "encoder": {"images": gauges.images_encoding},
         "queue": {"waiting": gauges.waiting, "image_rows": gauges.waiting_image_rows},
         "requests": [_request(view) for view in live.requests],

@@ -76,7 +76,19 @@ class Answer:
         return Order(prepared.prompt, prepared.pictures, sampling, prepared.ending, held_bytes)
 
     def _deliver(self, choice: Choice) -> Callable[[Event], None]:
-        return lambda event: self._events.put_nowait((choice, event))
+        """What takes a choice's events as they come, and counts the pauses between its tokens."""
+        last_s: float | None = None
+
+        def deliver(event: Event) -> None:
+            nonlocal last_s
+            if isinstance(event, Output):
+                now = time.monotonic()
+                if last_s is not None:
+                    self._counters.paused(now - last_s)
+                last_s = now
+            self._events.put_nowait((choice, event))
+
+        return deliver
 
     async def parts(self) -> AsyncIterator[AnswerPart]:
         """Text as it becomes safe to show, progress of images, one end per choice. Raises what a choice failed with."""

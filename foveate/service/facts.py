@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from foveate.core.config import Config
-from foveate.core.values import ModelCard
+from foveate.core.images import BlockRules
+from foveate.core.values import ImageRules, ModelCard
 
 
 def facts_of(config: Config, card: ModelCard) -> dict[str, Any]:
@@ -24,10 +25,8 @@ def facts_of(config: Config, card: ModelCard) -> dict[str, Any]:
         },
         "images": None
         if rules is None
-        else {
-            "pixels_per_row_side": rules.patch * rules.merge,
-            "min_pixels": rules.min_pixels,
-            "max_pixels": rules.max_pixels,
+        else _sizes(rules)
+        | {
             "per_request": config.pictures.images,
             "max_bytes": config.pictures.image_bytes,
             "max_source_pixels": config.pictures.image_pixels,
@@ -54,3 +53,12 @@ def facts_of(config: Config, card: ModelCard) -> dict[str, Any]:
             "min_p": sampling.min_p,
         },
     }
+
+
+def _sizes(rules: ImageRules | BlockRules) -> dict[str, int]:
+    """Which sizes a picture is given, and for blocks the most tokens that one takes."""
+    if isinstance(rules, BlockRules):
+        side = rules.patch * rules.cell
+        return {"pixels_per_row_side": side, "min_pixels": rules.min_pixels, "max_tokens": rules.largest_block}
+    side = rules.patch * rules.merge
+    return {"pixels_per_row_side": side, "min_pixels": rules.min_pixels, "max_pixels": rules.max_pixels}

@@ -29,7 +29,7 @@ class HostMemory:
         """Raise Busy unless the largest of the pictures, given in pixels, can be decoded; they are decoded in turn."""
         available = self._probe()
         if available is not None and available - DECODE_BYTES * max(areas, default=0) < self._free_bytes:
-            raise Busy("the server is short of memory for pictures; try again later", retry_after_s=5)
+            raise Busy("the server is short of memory for pictures; try again later", 5, "host_memory")
 
 
 def available_bytes(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:

@@ -21,7 +21,7 @@ from foveate.core.errors import ContextLengthExceeded, InvalidRequest, Unsupport
 from foveate.core.values import Ending, ModelCard, Prompt, Sampling
 from foveate.prompt.chat import ChatTemplate, Rendered
 from foveate.prompt.fetch import FetchPolicy, HostRules, fetch
-from foveate.prompt.layout import lay_out
+from foveate.prompt.layout import lay_out_for
 from foveate.prompt.markup import Markup
 from foveate.prompt.pixels import Picture, check_total, measure
 from foveate.prompt.schema import Frame, grammar_of
@@ -69,7 +69,7 @@ class Preparer:
     def __init__(self, folder: Path, card: ModelCard, config: Config, memory: HostMemory) -> None:
         self._card, self._max_ctx, self._limits, self._memory = card, config.max_ctx, config.pictures, memory
         self.tokens = Tokens.load(folder)
-        self._template = ChatTemplate.load(folder, self.tokens, card.image_token_id)
+        self._template = ChatTemplate.load(folder, self.tokens, card.image_token_id, card.model_type)
         self._policy = fetch_policy(config)
 
     async def prepare(self, request: ChatRequest) -> Prepared:
@@ -86,7 +86,7 @@ class Preparer:
         return Prepared(
             prompt=prompt,
             pictures=pictures,
-            sampling=replace(self._sampling(wishes), grammar=grammar),
+            sampling=replace(self._sampling(wishes), grammar=grammar, thought_len=self._thought_len(request, rendered)),
             ending=self._ending(wishes, prompt),
             stops=wishes.stop,
             choices=wishes.n,
@@ -139,11 +139,17 @@ class Preparer:
 
     def _grammar(self, request: ChatRequest, rendered: Rendered) -> str:
         """What the answer must look like; '' where that is left to the model."""
-        frame = Frame(rendered.opened, self._template.elements)
+        frame = Frame(rendered.opened, self._template.elements, self._template.dsml)
         grammar = grammar_of(request.form, request.tools, frame)
         if grammar and (request.wishes.ignore_eos or request.wishes.min_tokens):
             raise InvalidRequest("an answer of a given form ends where that does: no ignore_eos, no min_tokens")
         return grammar
+
+    def _thought_len(self, request: ChatRequest, rendered: Rendered) -> int | None:
+        """The bound of a thought that the prompt has opened, where one was set that the answer can reach."""
+        most_len = request.wishes.max_tokens or self._max_ctx
+        bounded = rendered.opened and request.thought_len is not None and request.thought_len < most_len
+        return request.thought_len if bounded else None
 
     def _markup(self, request: ChatRequest, rendered: Rendered) -> Markup:
         if request.prompt is not None:
@@ -153,7 +159,7 @@ class Preparer:
         if tools is None:
             return Markup(opened)
         schemas = {function["name"]: function.get("parameters") for function in tools.functions}
-        return Markup(opened, schemas, single=not tools.parallel)
+        return Markup(opened, schemas, single=not tools.parallel, dsml=self._template.dsml)
 
     async def _pictures(self, sources: Sequence[ImageSource]) -> tuple[tuple[Picture, ...], list[Window]]:
         if not sources:
@@ -188,9 +194,7 @@ class Preparer:
         return await asyncio.to_thread(self._lay_out, rendered.ids, shown)
 
     def _lay_out(self, ids: Sequence[int], pictures: tuple[Picture, ...]) -> Prompt:
-        merge = self._card.image_rules.merge if self._card.image_rules else 1
-        # A prompt without a conversation has no pictures, and what looks like a placeholder there is an ordinary token.
-        return lay_out(ids, self._card.image_token_id if pictures else None, pictures, merge)
+        return lay_out_for(self._card, ids, pictures)
 
     def _check_fits(self, prompt: Prompt) -> None:
         if len(prompt.tokens) >= self._max_ctx:

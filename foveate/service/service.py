@@ -84,7 +84,8 @@ class Service:
     async def _prepare(self, request: ChatRequest) -> Prepared:
         """As many as may queue and run are prepared at once: fetching and decoding base64 hold memory too."""
         if self._preparing >= self._most_preparing:
-            raise Busy(f"the server is busy: {self._preparing} requests are being prepared; try again later")
+            busy = f"the server is busy: {self._preparing} requests are being prepared; try again later"
+            raise Busy(busy, lack="queue_requests")
         self._preparing += 1
         try:
             return await self._preparer.prepare(request)
@@ -142,4 +143,7 @@ class Service:
             image_rows=config.image_rows,
             image_rows_used=stats.landed_rows,
             images_encoding=stats.encoding_images,
+            image_rows_kept=stats.kept_rows,
+            image_lookups=stats.image_lookups,
+            image_hits=stats.image_hits,
         )

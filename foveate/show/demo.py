@@ -77,7 +77,8 @@ def _server(port: int) -> Iterator[str]:
     """A server process; its URL. It is ended whatever happens, and its log is shown if it did not start."""
     # On one CPU the encoder gets cores of its own, whatever the default there: the tour is about what streams.
     place = [] if shutil.which("nvidia-smi") else ["--mmproj-device", "cpu"]
-    command = [sys.executable, "-m", "foveate.cli", "serve", "demo", "--port", str(port), *place]
+    # The tour asks about some pictures twice, and is there to show encoding.
+    command = [sys.executable, "-m", "foveate.cli", "serve", "demo", "--port", str(port), "--no-image-cache", *place]
     with tempfile.TemporaryFile("w+") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         try:

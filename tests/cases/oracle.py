@@ -188,13 +188,15 @@ def open_house(
     server = GracefulServer(create_app(service, wishes, keys=keys), service, 0.0, ready.set)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
     thread.start()
+    house = None
     try:
         assert ready.wait(20)
         house = House(service, server, url_of(sock), log, keys)
         yield house
         house.settle()
-        house.http.close()
     finally:
+        if house is not None:
+            house.http.close()
         server.should_exit = True
         thread.join(30)
         own = threads_of(service)

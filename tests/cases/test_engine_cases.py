@@ -110,6 +110,18 @@ def test_B31_positions_after_images_are_the_same_in_decode_as_in_prefill(images:
         assert Drive().run([again])[0].tokens[: 12 - kept] == whole.tokens[kept:]
 
 
+@pytest.mark.parametrize("draft_len", [1, 2, 4])
+def test_B31_guessing_ahead_of_images_changes_no_token(folder: Path, draft_len: int) -> None:
+    """Images early, late, two, and a long text behind them. (How much is accepted: tests/spec, tests/model.)"""
+    said = []
+    for settings in ({"draft": "none"}, {"draft": "mtp", "draft_len": draft_len, "draft_adaptive": False}):
+        with open_house(folder, **settings) as house:
+            said.append([*asked(house, QUESTIONS, max_tokens=40), *(house.ask(*one, max_tokens=40) for one in QUESTIONS)])
+            house.check()
+    assert all(one.same(other) for one, other in zip(*said, strict=True))
+    assert all(one.timings["drafted"] >= draft_len for one in said[1]) and not any(o.timings["drafted"] for o in said[0])
+
+
 def test_B32_shared_and_cancelled_images_under_pressure(folder: Path, house: House) -> None:
     shared = png(90, 128, 128)
     questions = [(shared if i % 2 else png(100 + i, 128, 128), f"number {i % 5}") for i in range(30)]

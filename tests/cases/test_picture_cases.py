@@ -79,6 +79,28 @@ def test_B01_orientation_is_applied_on_every_way_in(any_house: House, way: Way, 
     assert got.same(want) and got.usage == want.usage
 
 
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_B01_orientation_is_applied_in_the_other_apis(house: House, turn: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = turn
+    turned = encoded(gradient(96, 64), "JPEG", quality=95, subsampling=0, exif=exif)
+    with Image.open(io.BytesIO(turned)) as opened:
+        baked = encoded(ImageOps.exif_transpose(opened))
+    data, text = url(turned, "image/jpeg").partition(",")[2], {"type": "text", "text": "which way up?"}
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": data}}
+    parts = [{"type": "input_image", "image_url": url(turned, "image/jpeg")}, {"type": "input_text", "text": text["text"]}]
+    asked = {
+        "/v1/messages": {"messages": [{"role": "user", "content": [block, text]}], "max_tokens": 8},
+        "/v1/responses": {"input": [{"role": "user", "content": parts}], "max_output_tokens": 8, "store": False},
+    }
+    want = house.ask(baked, "which way up?", ignore_eos=False)
+    for path, body in asked.items():
+        got = house.http.post(path, json=body | {"temperature": 0}).json()
+        assert got["usage"]["input_tokens"] == want.usage["prompt_tokens"]
+        said = got["content"] if path == "/v1/messages" else [part for item in got["output"] for part in item["content"]]
+        assert "".join(part["text"] for part in said) == want.text
+
+
 def test_B01_turned_pictures_are_different_pictures(house: House) -> None:
     answers = []
     for turn in (1, 3, 6, 8):

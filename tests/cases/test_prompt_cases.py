@@ -116,16 +116,21 @@ def test_B23_image_blocks_are_seen(house: House) -> None:
 
 
 def test_B23_images_in_tool_results_are_seen(house: House) -> None:
-    def tokens(*shown: Any) -> int:
+    def read(*shown: Any) -> dict[str, Any]:
         result = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "see"}, *shown]}
         called = {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "look", "input": {}}]}
         turns = [turn("look"), called, {"role": "user", "content": [result]}]
         body = {"model": house.service.name, "max_tokens": 4, "temperature": 0, "messages": turns}
         response = house.http.post("/v1/messages", json=body)
         assert response.status_code == 200, response.text
-        return response.json()["usage"]["input_tokens"]
+        return response.json()
 
-    assert tokens(block(A)) - tokens() >= house.ask(A, "x").usage["prompt_tokens_details"]["image_tokens"]
+    with_a, with_b, without = read(block(A)), read(block(B)), read()
+    rows = house.ask(A, "x").usage["prompt_tokens_details"]["image_tokens"]
+    assert with_a["usage"]["input_tokens"] - without["usage"]["input_tokens"] >= rows
+    assert with_a["content"] != with_b["content"], "it is seen, not only counted"
+    by_url = read({"type": "image", "source": {"type": "url", "url": url(A)}})
+    assert by_url["content"] == with_a["content"] and by_url["usage"] == with_a["usage"]
 
 
 def test_B23_url_sources_obey_the_same_rules(house: House, web: PictureHost) -> None:

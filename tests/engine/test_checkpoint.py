@@ -126,6 +126,14 @@ except CheckpointError as error:
     assert done.returncode == 0 and "REFUSED org/other" in done.stdout, done.stdout + done.stderr
 
 
+def test_demo_ds4_is_bundled_or_says_how_it_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("foveate.engine.checkpoint.BUNDLED", {"demo-ds4": tmp_path})
+    with pytest.raises(CheckpointError, match=r"python -m recipe --family deepseek_v4 --out DIR"):
+        locate("demo-ds4")
+    (tmp_path / "config.json").write_text("{}")
+    assert locate("demo-ds4") == tmp_path
+
+
 def test_demo_and_folders(tmp_path: Path) -> None:
     assert locate("demo") == DEMO
     folder = tiny("dense")[2]

@@ -53,6 +53,9 @@ class GatedExecutor:
     def draft(self, wishes: Any) -> Any:
         return self.inner.draft(wishes)
 
+    def stop_drafting(self) -> None:
+        self.inner.stop_drafting()
+
 
 @contextmanager
 def gated(house: House) -> Iterator[tuple[Gate, Gate]]:

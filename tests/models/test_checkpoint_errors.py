@@ -135,7 +135,6 @@ def edit(folder: Path, file: str, change: Callable[[dict[str, Any]], Any]) -> No
     ("change", "words"),
     [
         (lambda c: c.update(model_type="llama"), ("llama", "qwen3_5, qwen3_5_moe")),
-        (lambda c: c.update(quantization_config={"quant_method": "fp8"}), ("quantization_config", "not supported")),
         (lambda c: c.pop("text_config"), ("lacks text_config",)),
         (
             lambda c: [c["text_config"].pop(k) for k in ("hidden_size", "head_dim")],

@@ -57,6 +57,8 @@ def watched_page(browser: Any, url: str, harmless: tuple[str, ...] = (), **conte
         page.on(
             "request", lambda request: request.url.startswith((url, "blob:", "data:")) or faults.append(request.url)
         )
+        # Asked for only with the key that opens it, the interception of a file chooser may come after the chooser.
+        page.on("filechooser", lambda chooser: None)
         page.goto(url)
         page.wait_for_selector("body[data-ready]")
         yield page

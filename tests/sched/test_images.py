@@ -165,3 +165,63 @@ def test_a_failure_counts_only_while_the_image_is_encoding() -> None:
     assert asked(images, request) == "a"  # whoever still refers to it later has it tried again
     images.land("a")
     assert not images.lose("a") and "a" in images.landed
+
+
+def keeping(rows: int = 100) -> Images:
+    return Images(rows, 2, stream=True, keep=True)
+
+
+def shown(images: Images, *requests: Request) -> None:
+    """All images of these requests land; then the requests end."""
+    for request in requests:
+        images.hold(request)
+    encode_all(images, *requests)
+    for request in requests:
+        images.release(request)
+
+
+def test_rows_are_kept_for_a_later_request_that_sends_the_picture_again() -> None:
+    images = keeping()
+    shown(images, made_request(1, ("a", 2), ("b", 3), 1, uid=1))
+    assert images.has_leftovers and dropped(images) == "" and not images.has_leftovers
+    assert images.is_empty and not images.landed and (images.kept_count, images.kept_rows) == (2, 5)
+    again = made_request(1, ("b", 3), ("c", 1), 1, uid=2)
+    images.hold(again)
+    assert images.landed == {"b"} and asked(images, again) == "c"
+    assert (images.kept_count, images.rows(State.LANDED)) == (1, 3)
+    assert (images.lookups, images.hits) == (4, 1)
+
+
+def test_kept_rows_give_way_to_any_image_longest_unused_first() -> None:
+    images = keeping(rows=6)
+    shown(images, made_request(1, ("a", 2), 1, uid=1))
+    shown(images, made_request(1, ("b", 2), 1, uid=2))
+    shown(images, made_request(1, ("a", 2), 1, uid=3))  # used again: younger than b now
+    other = made_request(1, ("c", 3), 1, uid=4)
+    images.hold(other)
+    assert images.plan([other], ()) == (("c",), ("b",))
+    assert images.kept_rows == 2 and images.rows(State.ENCODING) == 3
+
+
+def test_rows_that_a_failed_request_used_are_not_kept_nor_those_under_way() -> None:
+    images = keeping()
+    failed = made_request(1, ("a", 1), 1, uid=1)
+    images.hold(failed)
+    encode_all(images, failed)
+    images.doubt(failed)
+    images.release(failed)
+    gone = made_request(1, ("b", 1), 1, uid=2)
+    images.hold(gone)
+    assert images.plan([gone], ()) == (("b",), ("a",))
+    images.release(gone)
+    assert dropped(images) == "b" and not images.kept_count
+
+
+def test_an_answer_that_comes_twice_leaves_kept_rows_alone_and_all_can_be_forgotten() -> None:
+    images = keeping()
+    shown(images, made_request(1, ("a", 1), 1, uid=1))
+    assert dropped(images) == ""
+    images.land("a")
+    assert not images.has_leftovers and images.kept_count == 1
+    images.forget_kept()
+    assert images.has_leftovers and dropped(images) == "a" and not images.kept_count

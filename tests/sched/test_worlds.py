@@ -40,6 +40,8 @@ def test_random_workloads_give_exactly_the_greedy_answers() -> None:
         "drafted",
         "bursts",
         "evicted",
+        "kept",
+        "image hits",
         "aborts",
         "lost",
         "failed steps",
@@ -134,6 +136,15 @@ def evicted_rows_count_as_landed(self: Images, key: str) -> None:
     self._images[key].state = State.WANTED
 
 
+def kept_rows_take_no_room(self: Images) -> int:
+    return self._capacity_rows - self.rows(State.LANDED) - self.rows(State.ENCODING)
+
+
+def kept_rows_are_dropped_too(self: Images) -> list[str]:
+    kept_before = set(self._kept)
+    return RIGHT_SWEEP(self) + [key for key in self._kept if key not in kept_before]
+
+
 def late_landings_are_forgotten(self: Images, key: str) -> None:
     if key in self._images:
         RIGHT_LAND(self, key)
@@ -170,7 +181,7 @@ def the_line_stands_still(self: WaitingLine, fits: Any) -> Request | None:
 
 
 RIGHT_REWIND, RIGHT_ADVANCE, RIGHT_FORGET = Request.rewind, Request.advance, Scheduler._forget
-RIGHT_LAND = Images.land
+RIGHT_LAND, RIGHT_SWEEP = Images.land, Images._sweep
 
 FAULTS: tuple[tuple[type, str, Callable[..., Any]], ...] = (
     (Request, "want", frontier_ignores_landing),
@@ -189,6 +200,8 @@ FAULTS: tuple[tuple[type, str, Callable[..., Any]], ...] = (
     (Images, "_room_for", rows_never_give_way),
     (Images, "_room_for", capacity_is_ignored),
     (Images, "_evict", evicted_rows_count_as_landed),
+    (Images, "_free_rows", kept_rows_take_no_room),
+    (Images, "_sweep", kept_rows_are_dropped_too),
     (Images, "land", late_landings_are_forgotten),
     (Request, "needs", lost_images_fail_nobody),
     (Request, "needs", lost_images_fail_everybody),

@@ -66,6 +66,7 @@ def random_limits(rng: Random) -> Limits:
         queue_bytes=rng.choice((4, 500, 500)),
         bypass=rng.randint(0, 4),
         encode_ahead=rng.randint(1, 3),
+        keep_images=rng.random() < 0.5,
     )
 
 
@@ -208,7 +209,8 @@ class World:
         alone = first is not None and any(span.atomic for span in first.spans)  # an atomic span in its turn
         assert plan.token_count <= limits.step_tokens, "more tokens than a step runs"
         assert not decode_len or prompt_len <= limits.mixed_tokens or alone, "prompts crowd out decoding"
-        assert stats.landed_rows + stats.encoding_rows <= limits.image_rows, "more rows than the capacity"
+        held_rows = stats.landed_rows + stats.encoding_rows + stats.kept_rows
+        assert held_rows <= limits.image_rows, "more rows than the capacity"
         assert stats.encoding_images <= limits.encode_ahead and not set(plan.encode) & set(plan.drop)
         assert stats.free_pages + stats.leased_pages == limits.pages
         if stats.waiting + stats.running and not plan.slices:
@@ -268,7 +270,10 @@ class World:
             self.tick()
             ticks += 1
             assert ticks < 400, "no end in sight"
-        assert not self.runner.rows, "rows left on the device"
+        kept = self.scheduler.stats().kept_images
+        assert len(self.runner.rows) == kept and (self.limits.keep_images or not kept), "rows left on the device"
+        self.count("kept", kept)
+        self.count("image hits", self.scheduler.stats().image_hits)
         self.scheduler.assert_whole()
         assert not self.scheduler.stats().leased_pages and not self.scheduler.stats().landed_rows
         for uid, ticket in self.tickets.items():

@@ -84,8 +84,8 @@ def running(limits: Limits | None = None) -> Iterator[Live]:
     try:
         assert ready.wait(20)
         live = Live(service, server, url_of(sock))
-        yield live
-        live.http.close()
+        with live.http:
+            yield live
     finally:
         server.should_exit = True
         thread.join(20)

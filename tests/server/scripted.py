@@ -6,7 +6,7 @@ Its chat template is of the Qwen3.5 kind: it shows tools and tool results, and o
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -85,7 +85,8 @@ class Script:
         result, ids = self._executor.execute(plan), self.ids
         if ids is None:
             return result
-        end = self._tokens.id_of("<|im_end|>")
+        ends = (self._tokens.id_of(text) for text in ("<|im_end|>", "<｜end▁of▁sentence｜>"))
+        end = next(token for token in ends if token is not None)
         outcomes = [
             replace(outcome, tokens=(ids[piece.draw.index] if piece.draw.index < len(ids) else end,))
             if piece.draw is not None and outcome.error is None
@@ -121,8 +122,8 @@ def write_folder(folder: Path) -> Path:
 
 
 @contextmanager
-def on_stage(folder: Path) -> Iterator[Stage]:
-    with open_house(write_folder(folder)) as house:
+def on_stage(folder: Path, write: Callable[[Path], Path] = write_folder) -> Iterator[Stage]:
+    with open_house(write(folder)) as house:
         loop = house.engine.loop
         script = Script(loop._executor, house.service._preparer.tokens)
         loop._executor = script

@@ -170,7 +170,7 @@ def turn(role: str, *blocks: Any) -> dict[str, Any]:
         (turn("user", USE), "tool_use"),
         (turn("assistant", RESULT), "tool_result"),
         (turn("user"), "content"), ({"tool_choice": {"type": "tool"}}, "tool_choice"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice"), ({"messages": [{"role": "system", "content": "x"}]}, "role"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice"), ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
     ],
 )  # fmt: skip
 def test_refusals_name_their_field_in_anthropic_s_shape(live: Live, fields: dict[str, Any], word: str) -> None:
@@ -208,3 +208,19 @@ async def test_a_missing_key_is_told_in_anthropic_s_shape() -> None:
         assert refused.status_code == 401 and refused.json()["error"]["type"] == "authentication_error"
         fine = await http.post(MESSAGES, json={"messages": ASK, "max_tokens": 5}, headers={"x-api-key": "k"})
         assert fine.status_code == 200 and fine.json()["content"] == [{"type": "text", "text": "Hello"}]
+
+
+def test_a_system_message_may_stand_among_the_others(live: Live) -> None:
+    turns = [
+        {"role": "user", "content": "hello"},
+        {"role": "system", "content": [{"type": "text", "text": "be brief"}, {"type": "text", "text": "be kind"}]},
+        {"role": "system", "content": "be clear"},
+        {"role": "user", "content": "well?"},
+    ]
+    assert live.http.post(MESSAGES, json={"messages": turns, "max_tokens": 4}).status_code == 200
+    seen = live.service.requests[-1].messages
+    assert [message["role"] for message in seen] == ["user", "system", "system", "user"]
+    assert [message["content"] for message in seen[1:3]] == ["be brief\nbe kind", "be clear"]
+    turns[1]["content"] = [image(1)]
+    found = live.http.post(MESSAGES, json={"messages": turns, "max_tokens": 4})
+    assert found.status_code == 400 and "messages[1].content" in found.json()["error"]["message"]

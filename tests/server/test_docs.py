@@ -83,9 +83,11 @@ def test_every_flag_metric_and_error_code_exists(live: Live) -> None:
     text = "".join((DOCS / page).read_text() for page in PAGES)
     own = re.sub(r"`vllm bench.*?`", "", text, flags=re.S)
     assert set(re.findall(r"--[a-z][a-z-]+", own)) <= flags
-    exported = set(re.findall(r"^# HELP (\S+)", live.http.get("/metrics").text, re.M))
+    exported = metric_names(live)
+    absent = {name for theirs, here in namesakes().items() if here.startswith("none") for name in theirs}
+    assert not {name for name in absent if {name, name + "_total"} & exported}, "the table says that it is not there"
     board = (DOCS / "grafana.json").read_text()
-    for name in set(re.findall(r"(?:vllm|foveate):[a-z_0-9]+", text + board)) - {"vllm:", "foveate:"}:
+    for name in set(re.findall(r"(?:vllm|foveate):[a-z_0-9]+", text + board)) - absent:
         bare = name.removesuffix("_bucket")
         assert {bare, bare + "_total"} & exported, f"{name} is not exported"
     assert len(json.loads(board)["panels"]) >= 10
@@ -95,6 +97,44 @@ def test_every_flag_metric_and_error_code_exists(live: Live) -> None:
 
     told = set(re.findall(r"`([a-z_]+)`", (DOCS / "operations.md").read_text().split("## Errors")[1]))
     assert codes(FoveateError) - {"config_error", "checkpoint_error"} <= told
+
+
+def metric_names(live: Live) -> set[str]:
+    return set(re.findall(r"^# HELP (\S+)", live.http.get("/metrics").text, re.M))
+
+
+def namesakes() -> dict[tuple[str, ...], str]:
+    """Names of other servers -> what stands here for them, or `none` with the reason."""
+    section = (DOCS / "operations.md").read_text().split("| theirs | here |")[1].split("\n\n")[0]
+    rows = re.findall(r"^\| (`.+`) \| (.+) \|$", section, re.M)
+    assert len(rows) > 10 and all(not here.removeprefix("none").startswith(" ") for _, here in rows)
+    return {tuple(re.findall("`([^`]+)`", theirs)): here for theirs, here in rows}
+
+
+# What people graph for servers like this one, by name.
+GRAPHED = """
+vllm: num_requests_running num_requests_waiting num_requests_waiting_by_reason kv_cache_usage_perc prefix_cache_queries
+prefix_cache_hits mm_cache_queries mm_cache_hits prompt_tokens prompt_tokens_cached generation_tokens request_success
+num_preemptions admission_rejections time_to_first_token_seconds inter_token_latency_seconds
+request_time_per_output_token_seconds e2e_request_latency_seconds request_queue_time_seconds
+request_prefill_time_seconds request_decode_time_seconds request_inference_time_seconds iteration_tokens_total
+spec_decode_num_accepted_tokens_per_pos spec_decode_num_drafts spec_decode_num_draft_tokens
+spec_decode_num_accepted_tokens request_prompt_tokens request_generation_tokens
+sglang: encoder_queue_wait_seconds encoder_preprocess_seconds encoder_model_forward_seconds encoder_transfer_seconds
+encoder_request_e2e_latency_seconds encoder_mm_items_per_request encoder_mm_items_per_batch
+encoder_cache_hit_tokens_total encoder_cache_entries encoder_cache_size_mb encoder_cache_evictions_total
+llamacpp: prompt_tokens_total prompt_tokens_cached_total tokens_predicted_total requests_processing requests_deferred
+n_busy_slots_per_decode spec_decode_num_draft_tokens_total
+"""
+
+
+def test_every_name_that_is_graphed_is_there_or_told_about(live: Live) -> None:
+    told, exported, prefix = {name for theirs in namesakes() for name in theirs}, metric_names(live), ""
+    for word in GRAPHED.split():
+        if word.endswith(":"):
+            prefix = word
+        else:
+            assert {prefix + word, prefix + word + "_total"} & exported or prefix + word in told, prefix + word
 
 
 def blocks(language: str) -> list[Any]:

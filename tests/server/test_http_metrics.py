@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from foveate.core.errors import Busy
 from foveate.core.observe import SPREADS, Counters, Gauges, Outcome, Totals
-from foveate.server.metrics import GAUGES, SPREAD_NAMES, TOTALS, Metrics
+from foveate.server.metrics import GAUGES, SINCE_START, SPREAD_NAMES, TOTALS, Metrics
 from tests.server.fake_service import TIMINGS
 from tests.server.live import Live
 
@@ -77,10 +78,10 @@ def test_threads_lose_no_count() -> None:
 
 
 def test_every_number_has_a_name() -> None:
-    assert GAUGES.keys() == set(Gauges.__dataclass_fields__)
+    assert GAUGES.keys() | SINCE_START.keys() == set(Gauges.__dataclass_fields__)
     assert TOTALS.keys() == set(Totals.__dataclass_fields__)
     assert SPREAD_NAMES.keys() == SPREADS.keys()
-    names = [name for table in (GAUGES, TOTALS, SPREAD_NAMES) for name, _ in table.values()]
+    names = [name for table in (GAUGES, SINCE_START, TOTALS, SPREAD_NAMES) for name, _ in table.values()]
     assert len(names) == len(set(names))
     assert all(name.startswith(("vllm:", "foveate:")) for name in names)
 
@@ -114,6 +115,12 @@ def test_metrics_show_the_snapshot(live: Live) -> None:
         ("vllm:time_to_first_token_seconds_bucket", "0.5"): 1,
         ("vllm:time_to_first_token_seconds_bucket", "+Inf"): 1,
         ("vllm:e2e_request_latency_seconds_sum", ""): 0.75,
+        ("vllm:num_requests_waiting_by_reason", "capacity"): 1,
+        ("vllm:num_requests_waiting_by_reason", "deferred"): 0,
+        ("vllm:request_prompt_tokens_sum", ""): 200,
+        ("vllm:request_generation_tokens_sum", ""): 5,
+        ("foveate:images_per_request_bucket", "1.0"): 0,
+        ("foveate:images_per_request_bucket", "2.0"): 1,
     }
     assert {key: seen[key] for key in expected} == pytest.approx(expected)
 
@@ -127,6 +134,20 @@ def test_refusals_are_counted_by_reason(live: Live) -> None:
     live.chat(functions=[{"name": "f"}])
     live.chat()
     assert refused("unsupported_parameter") == before + 2
+
+
+@pytest.mark.parametrize("lack", ["queue_requests", "host_memory", "time"])
+def test_who_is_turned_away_is_counted_by_what_was_short(live: Live, lack: str) -> None:
+    def turned_away() -> float:
+        return scraped(live.http.get("/metrics").text).get(("vllm:admission_rejections_total", lack), 0.0)
+
+    before = turned_away()
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        live.play(admission=[Busy("full", lack=lack)])
+        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+        assert live.http.post(path, json=body).status_code == 503
+    live.chat(functions=[{"name": "f"}])
+    assert turned_away() == before + 2
 
 
 def test_apps_do_not_share_counts() -> None:

@@ -45,7 +45,7 @@ SUPPORTED: dict[str, Any] = {
     "stop_token_ids": [5], "ignore_eos": True, "logit_bias": {"5": 1}, "logprobs": True, "n": 2,
     "chat_template_kwargs": {"a": 1}, "tools": [{"type": "function", "function": {"name": "f"}}],
     "response_format": {"type": "json_object"}, "structured_outputs": {"regex": "a+"}, "reasoning_effort": "low",
-    "add_generation_prompt": False,
+    "add_generation_prompt": False, "thinking_token_budget": 50,
 }  # fmt: skip
 # Each has its own tests.
 ELSEWHERE = {"model", "stream", "stream_options", "top_logprobs", "tool_choice", "parallel_tool_calls"}

@@ -25,7 +25,7 @@ def test_the_document_tells_slots_memory_queue_and_requests(live: Live) -> None:
     shown = live.http.get("/status").json()
     assert shown["model"] == "demo" and shown["status"] == "ok" and shown["uptime_s"] >= 0
     assert shown["slots"] == {"total": 8, "used": 2} and shown["kv"] == {"pages": 128, "used": 16}
-    assert shown["image_rows"] == {"total": 4096, "used": 160} and shown["encoder"] == {"images": 1}
+    assert shown["image_rows"] == {"total": 4096, "used": 160, "kept": 0} and shown["encoder"] == {"images": 1}
     assert shown["queue"] == {"waiting": 3, "image_rows": 640}
     (request,), (ended,) = shown["requests"], shown["recent"]
     assert (request["id"], request["state"], request["prompt_tokens"], request["output_tokens"]) == (

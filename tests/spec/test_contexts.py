@@ -20,6 +20,7 @@ from foveate.models.interface import Memory
 from foveate.models.qwen3_5 import Qwen35
 from foveate.models.qwen3_5_mtp import MtpDrafter
 from foveate.models.qwen3_5_weights import load_mtp
+from foveate.models.weights import Place
 from foveate.run.draft import ModelDrafter
 from foveate.sched.speculate import DraftLimits
 from tests.spec.guessing import Knowing
@@ -36,7 +37,7 @@ def model_of(kind: str) -> DraftModel:
     target, _, folder = tiny("dense")
     if kind == "mtp":
         assert isinstance(target, Qwen35)
-        return MtpDrafter(load_mtp(folder, target.config, torch.device("cpu"), torch.float32), target, 4)
+        return MtpDrafter(load_mtp(folder, target.config, Place(torch.device("cpu"), torch.float32)), target, 4)
     config = config_of(kind)
     place = write(Path(tempfile.mkdtemp(prefix="foveate-draft-")), config, oracle_of(config, 2).state_dict())
     return load_block_drafter(place, target, torch.device("cpu"), torch.float32)

@@ -15,6 +15,7 @@ from foveate.models.drafting import Asked, Seen
 from foveate.models.qwen3_5 import Qwen35
 from foveate.models.qwen3_5_mtp import MtpDrafter
 from foveate.models.qwen3_5_weights import has_mtp, load_mtp
+from foveate.models.weights import Place
 from foveate.run.cache import allocate
 from tests.support.harness import tiny
 
@@ -26,7 +27,7 @@ NAMES |= {"mtp_block.": "layers.0.", "post_norm.": "norm."}
 def drafter_of(kind: str) -> tuple[MtpDrafter, Qwen35, Path]:
     model, _, folder = tiny(kind)
     assert isinstance(model, Qwen35) and has_mtp(folder)
-    weights = load_mtp(folder, model.config, torch.device("cpu"), torch.float32)
+    weights = load_mtp(folder, model.config, Place(torch.device("cpu"), torch.float32))
     return MtpDrafter(weights, model, 4), model, folder
 
 

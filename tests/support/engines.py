@@ -30,6 +30,7 @@ DEFAULTS: dict[str, Any] = {
     "kv_tokens": 4096,
     "page_len": 16,
     "max_concurrency": 4,
+    "image_cache": False,  # most tests hold encodes back, and send the same pictures again and again
 }
 
 
@@ -76,11 +77,13 @@ async def answer_of(service: Service, asked: ChatRequest) -> tuple[str, ChoiceEn
 
 
 def assert_baseline(engine: Engine) -> None:
-    """Every page and slot is free, no image is held, nobody is known."""
+    """Every page and slot is free, no image is held but what is kept for requests to come, nobody is known."""
     scheduler = engine.loop._scheduler
     assert not scheduler.busy and len(engine.loop._ledger) == 0
     scheduler.assert_whole()
-    assert len(engine.loop._executor.rows) == 0, "image rows are left"
+    stats, rows = scheduler.stats(), engine.loop._executor.rows
+    assert (len(rows), rows.count) == (stats.kept_images, stats.kept_rows), "image rows are left"
+    assert stats.kept_rows <= engine.config.image_rows, "more rows are kept than there may be"
     encoder = engine.loop._encoder
     assert encoder is None or (not encoder._shelf.pictures and encoder._shelf.kept_bytes == 0), "pictures are left"
 
