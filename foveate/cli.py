@@ -157,6 +157,8 @@ class BenchFlags:
 def _subject(model: str, options: BenchFlags, settings: Settings) -> Any:
     from foveate.bench.arms import Subject
 
+    if not model and not options.url:
+        raise typer.BadParameter("name a model, or a server with --url")
     return Subject(model, settings, options.url, options.key, options.gpu)
 
 
@@ -182,6 +184,7 @@ class TtftFlags:
     size: str = _say("", "Another size of the pictures, WIDTHxHEIGHT.")
     arms: str = _say("", "Placements to measure, with commas; empty takes all that this machine has.")
     beside: bool = _say(True, "All arms open at once, in turn; off: one after another.")
+    tokens: int = _say(1, "Tokens of each answer; with more of them answers that are alike say more.")
 
 
 def bench_ttft(model: Model = "", *, plan: TtftFlags, options: BenchFlags, settings: Settings) -> None:
@@ -189,8 +192,8 @@ def bench_ttft(model: Model = "", *, plan: TtftFlags, options: BenchFlags, setti
     from foveate.bench.ttft import Plan, run
 
     ladder, arms = _numbers(plan.ladder), words(plan.arms)
-    _need_ones(*ladder, plan.repeats)
-    asked = Plan(ladder, plan.repeats, plan.pictures, plan.size, arms, plan.beside)
+    _need_ones(*ladder, plan.repeats, plan.tokens)
+    asked = Plan(ladder, plan.repeats, plan.pictures, plan.size, arms, plan.beside, plan.tokens)
     typer.echo(run(_subject(model, options, settings), asked))
 
 
@@ -207,14 +210,14 @@ class DecodeFlags:
     repeats: int = _say(3, "Measured rounds of the other workloads, after one warm-up.")
 
 
-def bench_decode(model: Model = "demo", *, plan: DecodeFlags, options: BenchFlags, settings: Settings) -> None:
+def bench_decode(model: Model = "", *, plan: DecodeFlags, options: BenchFlags, settings: Settings) -> None:
     """Tokens a second: descriptions plain and speculative side by side, or a fixed load; ends with one JSON line."""
     from foveate.bench import decode, rates
 
     batches = _numbers(plan.batches)
     _need_ones(*batches, plan.repeats, plan.count, plan.max_tokens - 1)
     if plan.workload == "descriptions" and not options.url:
-        typer.echo(decode.run(model, settings, decode.Plan(plan.count, batches, plan.max_tokens)))
+        typer.echo(decode.run(model or "demo", settings, decode.Plan(plan.count, batches, plan.max_tokens)))
         return
     if plan.workload not in rates.WORKLOADS:
         raise typer.BadParameter(f"{plan.workload}: {', '.join(rates.WORKLOADS)}", param_hint="--workload")
@@ -307,15 +310,15 @@ def eval_charts(model: Model = "demo", *, options: EvalFlags, settings: Settings
 def build() -> typer.Typer:
     """The command tree."""
     # Plain help: rich's panels squeeze the texts of long flags into a narrow column.
-    plain = {"no_args_is_help": True, "add_completion": False, "rich_markup_mode": None}
+    plain: dict[str, Any] = {"no_args_is_help": True, "add_completion": False, "rich_markup_mode": None}
     app = typer.Typer(name="foveate", help=SUMMARY, **plain)
     bench = typer.Typer(help="Measure; each prints a table, then one JSON line.", **plain)
     for command in (serve, ask, chat):
         app.command()(with_flags(command, settings=Settings))
     app.command()(demo)
     measures = (("ttft", bench_ttft, TtftFlags), ("decode", bench_decode, DecodeFlags), ("itl", bench_itl, ItlFlags))
-    for name, command, flags in measures:
-        bench.command(name)(with_flags(command, plan=flags, options=BenchFlags, settings=Settings))
+    for name, measure, flags in measures:
+        bench.command(name)(with_flags(measure, plan=flags, options=BenchFlags, settings=Settings))
     passed_on = {"ignore_unknown_options": True}  # flags of `serve` among the words
     bench.command("start", context_settings=passed_on)(with_flags(bench_start))
     bench.command("concurrency")(with_flags(bench_concurrency, options=ConcurrencyFlags, settings=Settings))

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from foveate.core.images import BlockRules, Grid, Kind, block_of, cells_of, lead_len
 from foveate.prompt.block_size import block_grid, block_picture
 from recipe.deepseek_shapes import TowerShape
+from recipe.tokenizer import special_ids
 
 PER_PATCH = 3  # characters read out of one patch
 BEGIN, USER, ASSISTANT = "<｜begin▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"
@@ -53,9 +54,9 @@ class BlockEncoder:
 
     def __init__(self, tokenizer: Tokenizer, shape: TowerShape) -> None:
         self.tokenizer, self.shape, self.rules = tokenizer, shape, rules_of(shape)
-        name = tokenizer.token_to_id
-        self.begin, self.user, self.assistant = name(BEGIN), name(USER), name(ASSISTANT)
-        self.end, self.plain = name(END), name(PLAIN)
+        ids = special_ids(tokenizer)
+        self.begin, self.user, self.assistant = ids[BEGIN], ids[USER], ids[ASSISTANT]
+        self.end, self.plain = ids[END], ids[PLAIN]
 
     def text(self, text: str) -> list[int]:
         """Ids of plain text (the recipe writes no special tokens into it)."""
@@ -82,11 +83,11 @@ class BlockEncoder:
 
     def image_len(self, size: tuple[int, int]) -> int:
         """Tokens of a picture of (width, height), leading pads not counted."""
-        return len(block_of(cells_of(block_grid(*size, self.rules), self.shape.cell)).kinds)
+        return len(block_of(cells_of(block_grid(size[0], size[1], self.rules), self.shape.cell)).kinds)
 
     def patch_len(self, size: tuple[int, int]) -> int:
         """Patches of a picture of (width, height)."""
-        down, across = block_grid(*size, self.rules)
+        down, across = block_grid(size[0], size[1], self.rules)
         return down * across
 
     def _add(self, out: BlockSegment, ids: list[int]) -> None:

@@ -42,7 +42,7 @@ class SightPack(NamedTuple):
     patches: Tensor  # [patches, values] uint8
     cells: Tensor  # [patches, 2] int32: row and column
     image_edges: Tensor  # [images + 1] int32, covering every patch
-    squares: Tensor  # [image rows, cell * cell] int64: patches of a row, the number of patches where there is none
+    squares: Tensor  # [image rows, cell * cell] int64: patches of a row, from the number of patches on for none
     ids: Tensor  # [rows, tokens] int64; 0 in images
     source: Tensor  # [rows * tokens] int64: in [tokens of text ; image rows ; START, PAD, NEWLINE, END]
     image: Tensor  # [rows, tokens] bool: tokens of images, leading pads too

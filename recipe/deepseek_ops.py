@@ -135,8 +135,15 @@ def tiled(seen: Tensor) -> BlockMask:
     padded = F.pad(seen, (0, -keys % TILE, 0, -queries % TILE)).unflatten(2, (-1, TILE)).unflatten(1, (-1, TILE))
     count = padded.sum((2, 4)).unsqueeze(1)  # [rows, 1, query tiles, key tiles]
     some, whole = ((count > 0) & (count < TILE**2)).int(), (count == TILE**2).int()
-    parts = [part for kind in (some, whole) for part in (_counted(kind), _placed(kind))]
-    return BlockMask.from_kv_blocks(*parts, BLOCK_SIZE=TILE, mask_mod=visible, seq_lengths=(queries, keys))
+    return BlockMask.from_kv_blocks(
+        _counted(some),
+        _placed(some),
+        _counted(whole),
+        _placed(whole),
+        BLOCK_SIZE=TILE,
+        mask_mod=visible,
+        seq_lengths=(queries, keys),
+    )
 
 
 def _counted(tiles: Tensor) -> Tensor:
@@ -146,7 +153,7 @@ def _counted(tiles: Tensor) -> Tensor:
 
 def _placed(tiles: Tensor) -> Tensor:
     """Which tiles of each row are set, first these, then the rest: int32 [..., query tiles, key tiles]."""
-    return tiles.argsort(-1, descending=True, stable=True).int().contiguous()
+    return tiles.argsort(stable=True, dim=-1, descending=True).int().contiguous()
 
 
 def attend(q: Tensor, keys: Tensor, seen: Tensor | BlockMask, sink: Tensor) -> Tensor:
@@ -158,6 +165,7 @@ def attend(q: Tensor, keys: Tensor, seen: Tensor | BlockMask, sink: Tensor) -> T
         one = keys.unsqueeze(1)
         aux = AuxRequest(lse=True)
         out, total = flex_attention(q.transpose(1, 2), one, one, block_mask=seen, enable_gqa=True, return_aux=aux)
+        assert total.lse is not None
         share = torch.sigmoid(total.lse.float() - sink.float()[:, None])  # of the keys in the whole denominator
         return (out * share.unsqueeze(-1).to(out.dtype)).transpose(1, 2)
     return _attend_dense(q, keys, seen, sink)
@@ -188,7 +196,8 @@ def expert_shares(scores: Tensor, bias: Tensor, top_k: int, scale: float) -> Ten
 
 def given_shares(scores: Tensor, chosen: Tensor, scale: float) -> Tensor:
     """Shares [tokens, experts] of the experts `chosen` [tokens, top_k]."""
-    inside = torch.zeros_like(scores).scatter(1, chosen, 1.0)
+    # No scatter into zeros: compiled, two of them have been seen to share one buffer.
+    inside = (chosen.unsqueeze(-1) == torch.arange(scores.shape[1], device=scores.device)).any(1)
     kept = scores * inside
     return kept / (kept.sum(-1, keepdim=True) + 1e-20) * scale
 

@@ -17,7 +17,7 @@ from foveate.core.images import Kind
 from recipe.deepseek_encode import PER_PATCH, BlockEncoder, BlockSegment, Picture, patch_places, square_patches
 from recipe.deepseek_model import SightPack
 from recipe.deepseek_ops import Spans
-from recipe.deepseek_shapes import SightShape
+from recipe.deepseek_shapes import BLANKS, SightShape
 from recipe.packs import TURN_LEN, Arrays, Draw, field_bytes, view_fields
 
 SENTINELS = (Kind.START, Kind.PAD, Kind.NEWLINE, Kind.END)  # the order of the learned vectors behind the image rows
@@ -99,7 +99,6 @@ class BlockFiller:
         for name in ("ids", "image", "age", "start", "weight", "label", "places", "characters"):
             out[name][:] = 0
         out["answer"][:] = -1
-        out["squares"][:] = shape.patches
         out["first"][:] = out["last"][:] = np.arange(shape.row)
 
     def add(self, conversation: Any, least: int = 1) -> bool:
@@ -150,12 +149,14 @@ class BlockFiller:
 
     def _picture(self, picture: Picture, row: int, start: int, kinds: NDArray[Any], source: NDArray[np.int32]) -> None:
         count, at = len(picture.patches), picture.start_at
+        assert count <= self.shape.longest_image, "attention over patches is told a longest picture"
         span = slice(self.patch_at, self.patch_at + count)
         self.out["patches"][span], self.out["characters"][span] = picture.patches, picture.characters
         self.out["places"][span] = patch_places(picture.grid)
         squares = square_patches(picture.grid, round(self.shape.square**0.5))
         cells = slice(self.cell_at, self.cell_at + len(squares))
-        self.out["squares"][cells] = np.where(squares < 0, self.shape.patches, squares + self.patch_at)
+        blank = self.shape.patches + np.arange(squares.size).reshape(squares.shape) % BLANKS
+        self.out["squares"][cells] = np.where(squares < 0, blank, squares + self.patch_at)
         last = at + int(np.argmax(kinds[at:] == Kind.END))
         here = slice(at, last + 1)
         source[here][kinds[here] == Kind.IMAGE] = self.shape.tokens + self.cell_at + np.arange(len(squares))
@@ -182,6 +183,9 @@ class BlockFiller:
             edges.append(min(edges[-1] + shape.longest_image, shape.patches))
         self.out["image_edges"][:] = edges + [shape.patches] * (shape.images + 1 - len(edges))
         self.out["patches"][self.patch_at :] = 255
+        unused = np.arange((shape.cells - self.cell_at) * shape.square).reshape(-1, shape.square)
+        first = self.patch_at if self.patch_at < shape.patches else 0  # of padding, spread as above
+        self.out["squares"][self.cell_at :] = first + unused % (shape.patches - first)
         for row, used in enumerate(self.used):
             self.out["age"][row, used:] = np.arange(shape.row - used)
             self.out["start"][row, used:] = used

@@ -1,7 +1,8 @@
 """The run of the DeepSeek V4 chart reader: the common stages with this family's parts.
 
-Owns the choice of these parts and the family's default plan. The order of the stages, resuming and figures are
-`recipe.run`'s.
+Owns the choice of these parts and the family's default plan; demo-ds4 is meant to be made on one H200 by
+`python -m recipe --family deepseek_v4 --out DIR --seconds 900 --draft-seconds 180`. The order of the stages, resuming
+and figures are `recipe.run`'s.
 """
 
 from dataclasses import replace

@@ -10,6 +10,7 @@ from typing import Any
 
 SLIDING, SPARSE, HEAVY = "sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"
 KINDS = {"s": SLIDING, "c": SPARSE, "h": HEAVY}
+BLANKS = 64  # zero rows behind a pack's patches, so many that the gradients of empty corners do not queue up on one
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def sight_preset(name: str) -> SightShape:
     if name == "toy":
         text = TrunkShape(vocab=512, hidden=48, layers="schc", hashed=1, heads=4, head_dim=32, rotary=16, query_rank=24,
                           group_rank=16, window=24, heavy_rate=8, index_heads=4, index_dim=32, inner=16, experts=4,
-                          rounds=4, yarn_len=256)  # fmt: skip
+                          rounds=4, yarn_len=256, longest=1024)  # fmt: skip
         vision = TowerShape(depth=2, hidden=48, inner=64, heads=2, min_pixels=56 * 56, most_tokens=64)
         return SightShape(text, vision, SparkShape(stages=2, block=4, rank=8, target_layers=(1, 3)))
     raise ValueError(f"no such shape: {name!r}")

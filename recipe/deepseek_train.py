@@ -14,7 +14,7 @@ from recipe.deepseek_experts import balance
 from recipe.deepseek_init import initialise_sight, muon_parts
 from recipe.deepseek_model import SightReader
 from recipe.deepseek_packs import BlockPackShape, sight_pack
-from recipe.deepseek_shapes import SightShape
+from recipe.deepseek_shapes import BLANKS, SightShape
 from recipe.encode import CHARACTERS
 from recipe.losses import read_loss, weighted_loss
 from recipe.model import initialise
@@ -36,7 +36,7 @@ class SquareHead(nn.Module):
 
     def forward(self, rows: Tensor, patches: Tensor, labels: Tensor, squares: Tensor) -> tuple[Tensor, Tensor]:
         """Loss and share of characters that rows give away; labels [patches, PER_PATCH], squares [rows, square]."""
-        shown = F.pad(labels, (0, 0, 0, 1))[squares].flatten()  # nothing is drawn where a square has no patch
+        shown = F.pad(labels, (0, 0, 0, BLANKS))[squares].flatten()  # nothing is drawn where a square has no patch
         loss, right = read_loss(self.row(rows).view(-1, CHARACTERS), shown)
         if not self.share:
             return loss, right

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from recipe.deepseek_ops import rms
-from recipe.deepseek_shapes import TowerShape
+from recipe.deepseek_shapes import BLANKS, TowerShape
 from recipe.ops import packed_attention, rotate
 from recipe.vision import Linear
 
@@ -118,7 +118,7 @@ class Sight(nn.Module):
         for block in self.vision.blocks:
             x = block(x, cos, sin, pack.image_edges, longest)
         x = self.vision.norm(x)
-        padded = torch.cat([x, x.new_zeros(1, x.shape[1])])
+        padded = torch.cat([x, x.new_zeros(BLANKS, x.shape[1])])
         return self.aligner(padded.index_select(0, pack.squares.flatten()).view(*pack.squares.shape, -1)), x
 
     def rope_tables(self, cells: Tensor) -> tuple[Tensor, Tensor]:

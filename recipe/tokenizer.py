@@ -121,8 +121,8 @@ def _fill(tokenizer: Tokenizer, learned: int) -> None:
 
 def special_ids(tokenizer: Tokenizer) -> dict[str, int]:
     """Special token to id."""
-    added = (token.content for token in tokenizer.get_added_tokens_decoder().values())
-    return {t: tokenizer.token_to_id(t) for t in added if not t.startswith("<|unused_")}
+    added = tokenizer.get_added_tokens_decoder()
+    return {token.content: i for i, token in added.items() if not token.content.startswith("<|unused_")}
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

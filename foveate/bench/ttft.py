@@ -45,7 +45,7 @@ SHORT: Mapping[str, str] = MappingProxyType(
 class Plan:
     """What to measure: numbers of images, measured rounds after one warm-up, kind and size of the pictures, arms.
 
-    beside: all arms are open at once and take turns.
+    beside: all arms are open at once and take turns. tokens: of each answer; more make `identical` say more.
     """
 
     ladder: tuple[int, ...] = (1, 4, 8, 16)
@@ -54,6 +54,7 @@ class Plan:
     size: str = ""
     arms: tuple[str, ...] = ()
     beside: bool = True
+    tokens: int = 1
 
 
 @dataclass(slots=True)
@@ -84,7 +85,8 @@ def questions(plan: Plan, images: int) -> list[Question]:
     """The requests of every round, the first to warm up; equal plans give equal ones."""
     draw, _ = painter(plan.pictures, plan.size)
     seeds = itertools.count(FIRST_SEED * (images + 1))
-    return [Question(TEXT, tuple(draw(next(seeds)) for _ in range(images))) for _ in range(plan.repeats + 1)]
+    rounds = range(plan.repeats + 1)
+    return [Question(TEXT, tuple(draw(next(seeds)) for _ in range(images)), plan.tokens) for _ in rounds]
 
 
 async def measure(arms: Arms, plan: Plan, say: Callable[[str], None]) -> list[Rung]:
@@ -136,11 +138,13 @@ def _overlap(rung: Rung, calm: str) -> dict[str, Any]:
     """What streaming could do with the calm arm's totals, and what it did."""
     encode_s, prefill_s = rung.timing_s(calm, "encode"), rung.timing_s(calm, "prefill")
     bound_s = overlapped_s(rung.images, encode_s, prefill_s)
-    out = {"encode_s": round(encode_s, 5), "prefill_s": round(prefill_s, 5), "bound_s": round(bound_s, 5)}
+    out: dict[str, Any] = {"encode_s": round(encode_s, 5), "prefill_s": round(prefill_s, 5)}
+    out |= {"bound_s": round(bound_s, 5)}
     if "streamed" in rung.shots and rung.shots["streamed"][0].timings:
         streamed_s = rung.first_s("streamed")
         out |= {"streamed_over_bound": round(streamed_s / bound_s, 4)}
         out |= {f"{name}_s": round(rung.timing_s("streamed", name), 5) for name in ("hidden", "waited")}
+        out |= {"hidden_share": share(rung.timing_s("streamed", "hidden"), rung.timing_s("streamed", "encode"))}
         if calm == "sequential" and rung.images > 1 and (room_s := rung.first_s(calm) - bound_s) > 0:
             out |= {"overlap_share": round((rung.first_s(calm) - streamed_s) / room_s, 4)}
     return out

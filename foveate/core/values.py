@@ -26,9 +26,14 @@ class PixelSource(Protocol):
     does the same but may leave the resizing to whoever has a faster device for it, and then gives a `Frame`.
     """
 
-    key: str
-    grid: tuple[int, int]
-    rows: int
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def grid(self) -> tuple[int, int]: ...
+
+    @property
+    def rows(self) -> int: ...
 
     def pixels(self) -> Any: ...
 
@@ -39,7 +44,7 @@ class PixelSource(Protocol):
 class Frame:
     """A decoded picture that is still to be resized: uint8 [height, width, 3], and the (height, width) it shall have.
 
-    The resize is Pillow's bicubic one, byte for byte. Picklable.
+    The resize is Pillow's bicubic one, byte for byte, with the pass across before the one down. Picklable.
     """
 
     pixels: Any

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +33,7 @@ from foveate.run.open import (
     open_grammars,
     open_model,
     open_runner,
-    use_threads,
+    use_device,
     work_of,
 )
 from foveate.sched.scheduler import Limits, Scheduler
@@ -86,19 +87,22 @@ def open_engine(
 ) -> Engine:
     """Load a model and start its engine. `progress(done_bytes, total_bytes)` follows the weights."""
     folder, card, config = read_model(model, settings)
-    use_threads(config.model_threads)
-    weights = open_model(folder, config, progress)
-    drafter = open_drafter(folder, _draft_folder(settings.draft), weights, config)
+    use_device(config)
+    with ThreadPoolExecutor(1, "foveate-open") as beside:
+        words = beside.submit(open_grammars, folder, card)  # of a large vocabulary it takes seconds
+        weights = open_model(folder, config, progress)
+        drafter = open_drafter(folder, _draft_folder(settings.draft), weights, config)
+        grammars = words.result()
     measured = measure(weights, drafter, config)
     if measured is not None:
         config = resolve(settings, facts_of(model, card), device_facts(measured))
     limits = None if drafter is None else draft_limits(drafter, weights.verifies_trees, settings)
     loop = EngineLoop(
         Scheduler(limits_of(config), None if limits is None else Speculation(limits)),
-        open_runner(weights, drafter, open_grammars(folder, card), config),
+        open_runner(weights, drafter, grammars, config),
         partial(open_encoder, folder, config) if card.image_rules is not None else _no_encoder,
         on_step or (lambda plan, seconds: None),
-        partial(use_threads, config.model_threads),
+        partial(use_device, config),
     )
     _log_split(config, card)
     loop.start()

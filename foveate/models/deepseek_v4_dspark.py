@@ -123,28 +123,35 @@ class SparkDrafter:
 
 @dataclass(frozen=True, slots=True)
 class RingContext:
-    """Per request the rows of its ring that stand before the anchor, oldest first. seen: which of them count."""
+    """The rows of each request's ring that stand before its anchor, oldest first, one request after another.
 
-    read_at: tuple[Tensor, ...]
-    seen: list[Tensor]
+    read_at: int64 [rows], places in the ring; counts: bool [rows], whether a row is read; lens: rows of each request.
+    """
+
+    read_at: Tensor
+    counts: Tensor
+    lens: tuple[int, ...]
 
     def rows(self, ring: Tensor) -> list[Tensor]:
         """Rows [context, dim] of each request; those that do not count are zeros, whatever was never written."""
-        flat = ring.flatten(0, 1)
-        return [
-            flat.index_select(0, at).masked_fill(~seen.unsqueeze(1), 0)
-            for at, seen in zip(self.read_at, self.seen, strict=True)
-        ]
+        rows = ring.flatten(0, 1).index_select(0, self.read_at).masked_fill(~self.counts.unsqueeze(1), 0)
+        return list(rows.split(self.lens))
+
+    @property
+    def seen(self) -> list[Tensor]:
+        """Which rows of each request count: bool [context]."""
+        return list(self.counts.split(self.lens))
 
 
 def context_of(asked: Asked, memory: Memory, window: int, back: int = 0) -> RingContext:
     """The context of each request: rows of the last `window` positions, leaving out the last `back` of all."""
     ends = [past_len - back for past_len in asked.past_lens]
-    stretches = [Stretch(row, max(0, end - window), end) for row, end in enumerate(ends)]
-    tails = memory.state[TAIL].index_select(0, asked.slots)
-    places = [ring_places(asked.slots, [stretch], window) for stretch in stretches]
-    at = [positions_of([stretch]).to(asked.slots.device) for stretch in stretches]
-    return RingContext(tuple(places), [own >= tail for own, tail in zip(at, tails, strict=True)])
+    stretches, device = [Stretch(row, max(0, end - window), end) for row, end in enumerate(ends)], asked.slots.device
+    lens = tuple(len(stretch) for stretch in stretches)
+    tails = memory.state[TAIL].index_select(0, asked.slots).squeeze(1)
+    spread = tails.repeat_interleave(torch.tensor(lens).to(device), output_size=sum(lens))
+    behind = positions_of(stretches).to(device) >= spread
+    return RingContext(ring_places(asked.slots, stretches, window), behind, lens)
 
 
 def has_context(asked: Asked, memory: Memory) -> Tensor:

@@ -37,11 +37,12 @@ class Kept(Protocol):
 class EvenForward:
     """What an even step gave for all its tokens.
 
-    logits: float32 [tokens, vocab]. features, final: as in `interface.Forward`. kept: None where states were written
-    at once.
+    logits: float32 [tokens, vocab]; glance: as of `ops.lanes`, of these. features, final: as in `interface.Forward`.
+    kept: None where states were written at once.
     """
 
     logits: Tensor
+    glance: Tensor
     features: Tensor | None
     final: Tensor | None
     kept: Kept | None
@@ -53,6 +54,7 @@ class EvenModel(Protocol):
 
     vocab_size: int
     axes: int
+    recordable: bool  # whether all that an even step does can be recorded
 
     def run_even(self, batch: EvenBatch, memory: Memory, capture: Capture) -> EvenForward:
         """Run the step. Reads nothing back and depends on no length, so the device's part of it can be replayed."""

@@ -153,7 +153,8 @@ class Files:
 
 def _fill(handle: int, out: Tensor, start: int) -> None:
     """Fill bytes [size] from a file; the interpreter is free meanwhile. EOFError when the file is too short."""
-    view, done = memoryview(out.numpy()), 0
+    array: Any = out.numpy()  # of bytes, in one piece
+    view, done = memoryview(array), 0
     while done < len(view):
         got = os.preadv(handle, [view[done:]], start + done)
         if not got:

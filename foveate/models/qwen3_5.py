@@ -192,7 +192,8 @@ class Experts:
     def _routed(self, x: Tensor, shares: Tensor, chosen: Tensor) -> Tensor:
         """The routed experts' part for x [tokens, hidden]."""
         gate_up, down = self.gate_up, self.down
-        if isinstance(gate_up, Blocked) and isinstance(down, Blocked) and chosen.numel() <= FEW_PAIRS:
+        few = chosen.numel() <= FEW_PAIRS * (self.router.shape[1] - 1)
+        if few and isinstance(gate_up, Blocked) and isinstance(down, Blocked):
             return chosen_swiglu(x, gate_up, down, shares, chosen)
         return expert_swiglu(x, numbers(gate_up, x.dtype), numbers(down, x.dtype), shares, chosen)
 
@@ -344,7 +345,7 @@ def sorted_batch(batch: Batch) -> tuple[Batch, Tensor | None]:
 def clear_fresh(batch: Batch, states: Mapping[str, Tensor]) -> None:
     """Zero these states of the sequences that begin in this step."""
     fresh = [s for s, past_len in enumerate(batch.past_lens) if not past_len]
-    if fresh:
+    if fresh and states:
         slots = batch.slots[torch.tensor(fresh).to(batch.slots.device)]
         for state in states.values():
             state.index_fill_(0, slots, 0)

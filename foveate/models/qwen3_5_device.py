@@ -16,12 +16,23 @@ from torch import Tensor
 
 from foveate.models.even import EvenBatch, EvenForward
 from foveate.models.interface import NOTHING, Batch, Capture, Forward, Memory
-from foveate.models.qwen3_5 import DeltaNet, Dense, FullAttention, Layer, Qwen35, Trunk, clear_fresh, sorted_batch
+from foveate.models.qwen3_5 import (
+    DeltaNet,
+    Dense,
+    Experts,
+    FullAttention,
+    Layer,
+    Qwen35,
+    Trunk,
+    clear_fresh,
+    sorted_batch,
+)
 from foveate.models.qwen3_5_config import TextConfig
 from foveate.models.step_layout import DeviceStep, mixed_step
 from foveate.ops.kernels import Kernels
 from foveate.ops.lanes import DeltaSizes, DeltaWeights, HeadSizes, Lanes, Norm, Runs
-from foveate.ops.rope import mrope_cos_sin
+
+STAND_IN_WORDS = 16_384
 
 
 @dataclass(slots=True)
@@ -64,6 +75,9 @@ class Qwen35OnDevice(Qwen35):
         super().__init__(config, trunk)
         assert config.conv_kernel == 4, "kernels convolve with four taps"
         self.kernels = kernels
+        # Grouped products of float32 are taken apart on the host, which cannot be recorded.
+        routed = any(isinstance(layer.mlp, Experts) for layer in trunk.layers)
+        self.recordable = not routed or trunk.embedding.dtype == torch.bfloat16
         self._heads = HeadSizes(config.heads, config.kv_heads, config.head_dim, config.eps)
         sizes = DeltaSizes(config.key_heads, config.key_dim, config.value_heads, config.value_dim, config.eps)
         self._deltas = tuple(
@@ -80,7 +94,8 @@ class Qwen35OnDevice(Qwen35):
         hidden = self.embed(batch.ids)
         outputs = self._through_layers(hidden, batch.positions, step, memory, capture, trial)
         final = self.kernels.norm(hidden, Norm(self.trunk.norm, self.config.eps)) if capture.final else None
-        return EvenForward(self._logits(hidden, final), _side_by_side(outputs, capture), final, trial)
+        logits = self._logits(hidden, final)
+        return EvenForward(logits, self.kernels.glance(logits), _side_by_side(outputs, capture), final, trial)
 
     @torch.no_grad()
     def run(self, batch: Batch, memory: Memory, capture: Capture = NOTHING) -> Forward:
@@ -116,14 +131,14 @@ class Qwen35OnDevice(Qwen35):
         trial: ChainTrial | None,
     ) -> dict[int, Tensor]:  # fmt: skip
         """Run all layers on hidden [tokens, hidden] in place; returns the captured layers' outputs."""
-        cos, sin = (x.contiguous() for x in mrope_cos_sin(positions, self._frequency, self._axes))
+        rope = self.kernels.cos_sin(positions, self._frequency, self._axes)
         held = memory.paged | memory.state
         outputs = {-1: hidden.clone()} if -1 in capture.layers else {}
         for i, layer in enumerate(self.trunk.layers):
             first, second = (held[f"{name}.{i}"] for name in layer.memory_names)
             delta = self._deltas[i]
             if delta is None:
-                self._attend(layer, hidden, step, (cos, sin), (first, second))
+                self._attend(layer, hidden, step, rope, (first, second))
             else:
                 record = self._recall(layer, hidden, step, delta, (first, second))
                 if trial is not None and record is not None:
@@ -201,3 +216,41 @@ def turn_matrices(trunk: Trunk) -> None:
                 matrix.data = matrix.T.contiguous().T
     if trunk.head.stride(0) != 1:
         trunk.head.data = trunk.head.T.contiguous().T
+
+
+def stand_in(config: TextConfig, place: tuple[torch.device, torch.dtype], kernels: Kernels) -> Qwen35OnDevice:
+    """A model of two layers and few words whose operators are those of `config` in every size but how many there are.
+
+    What runs on it compiles what the model itself will need, while that one's weights are still being read.
+    """
+    device, dtype = place
+
+    def matrix(ins: int, outs: int) -> Tensor:
+        return torch.zeros(outs, ins, dtype=dtype, device=device).T
+
+    def ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.ones(shape, dtype=dtype, device=device)
+
+    c, hidden, values = config, config.hidden, config.value_heads
+    width, channels, repeat = c.heads * c.head_dim, 2 * c.keys + c.values, values // c.key_heads
+    inner = c.inner if c.moe is None else c.moe.shared_inner
+    assert inner is not None, "a dense model has an inner width"
+    full = FullAttention(
+        matrix(hidden, 2 * width + 2 * c.kv_heads * c.head_dim),
+        ones(c.heads + c.kv_heads, c.head_dim),
+        matrix(width, hidden),
+    )
+    delta = DeltaNet(
+        into=matrix(hidden, channels + c.values + 2 * values),
+        conv=ones(c.conv_kernel, channels, dtype=dtype),
+        rate=-ones(values),
+        bias=ones(values),
+        norm=ones(c.value_dim),
+        unit=ones(2 * c.key_heads, 1),
+        unit_copies=ones(2 * c.key_heads, repeat, 1),
+        out=matrix(c.values, hidden),
+    )
+    mlp = Dense(matrix(hidden, 2 * inner), matrix(inner, hidden))
+    layers = (Layer(ones(hidden), delta, ones(hidden), mlp), Layer(ones(hidden), full, ones(hidden), mlp))
+    embedding = ones(min(c.vocab, STAND_IN_WORDS), hidden, dtype=dtype)
+    return Qwen35OnDevice(config, Trunk(embedding, layers, ones(hidden), embedding.T), kernels)

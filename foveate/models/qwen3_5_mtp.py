@@ -21,6 +21,7 @@ from foveate.models.drafting import Asked, Guesses, Pick, Seen
 from foveate.models.interface import Capture, Memory, MemorySpec, PagedSpec, StateSpec
 from foveate.models.qwen3_5 import FullAttention, Layer, Qwen35
 from foveate.ops.attention import write_paged
+from foveate.ops.fp8 import add_projected
 from foveate.ops.layers import rms_norm
 from foveate.ops.pages import flat_slots, gather_pages
 from foveate.ops.rope import frequencies, frequency_axes, mrope_cos_sin, rotate_
@@ -46,8 +47,11 @@ class MtpDrafter:
 
     def __init__(self, weights: MtpWeights, target: Qwen35, most_len: int) -> None:
         """most_len: how far it may be fed back; trained for one, it grows less certain with each."""
-        assert isinstance(weights.layer.mixer, FullAttention), "the head has a full-attention layer"
-        self.weights, self._mixer, self._target, self.most_len = weights, weights.layer.mixer, target, most_len
+        mixer = weights.layer.mixer
+        assert isinstance(mixer, FullAttention), "the head has a full-attention layer"
+        assert isinstance(mixer.qkvg, Tensor), "the head's matrices are plain ones"
+        self.weights, self._mixer, self._qkvg = weights, mixer, mixer.qkvg
+        self._target, self.most_len = target, most_len
         config, device = target.config, weights.fc.device
         self._frequency = frequencies(config.rope_theta, config.rotary).to(device)
         self._axes = torch.tensor(frequency_axes(config.sections)).to(device)
@@ -114,7 +118,7 @@ class MtpDrafter:
         x = self._pair(ids, state)
         normed, cos_sin = rms_norm(x, weights.layer.mixer_norm, c.eps), self._cos_sin(positions)
         sides = [c.heads * c.head_dim, 2 * c.kv_heads * c.head_dim, c.heads * c.head_dim]
-        query, _, gate = torch.mm(normed, self._mixer.qkvg).split(sides, -1)
+        query, _, gate = torch.mm(normed, self._qkvg).split(sides, -1)
         query = rms_norm(query.float().view(len(x), c.heads, -1), None, c.eps).mul_(self._mixer.scale[: c.heads])
         query = rotate_(query, *cos_sin).to(x.dtype)
         new = self._key_value(x, cos_sin)
@@ -126,7 +130,7 @@ class MtpDrafter:
             )
             for q, *kv in zip(query, *held, strict=True)
         ]
-        x.addmm_(torch.cat(out).view(len(x), -1) * gate.sigmoid(), self._mixer.out)
+        add_projected(x, torch.cat(out).view(len(x), -1) * gate.sigmoid(), self._mixer.out)
         weights.layer.mlp.add_to(x, rms_norm(x, weights.layer.mlp_norm, c.eps))
         return rms_norm(x, weights.norm, c.eps), held
 
@@ -141,7 +145,7 @@ class MtpDrafter:
         c = self._target.config
         query, kv = c.heads * c.head_dim, c.kv_heads * c.head_dim
         normed = rms_norm(pair, self.weights.layer.mixer_norm, c.eps)
-        both = torch.mm(normed, self._mixer.qkvg[:, query : query + 2 * kv]).view(len(pair), 2, c.kv_heads, c.head_dim)
+        both = torch.mm(normed, self._qkvg[:, query : query + 2 * kv]).view(len(pair), 2, c.kv_heads, c.head_dim)
         key = rms_norm(both[:, 0].float(), None, c.eps).mul_(self._mixer.scale[c.heads :])
         return rotate_(key, *cos_sin).to(pair.dtype), both[:, 1]
 

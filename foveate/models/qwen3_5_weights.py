@@ -2,9 +2,9 @@
 
 Owns the official tensor names and shapes and every rearrangement: projections that read the same input are stacked,
 queries and output gates (stored head by head) are separated, norm weights become plain scales, experts are stacked
-from either spelling. Matrices are turned to [in, out]: a CPU then multiplies one row in half the time, many rows as
-before. Block-scaled 8-bit matrices stay as they are on a GPU and become plain ones on a CPU. `mtp.*` tensors are known
-and left for a drafter, `model.visual.*` for the tower.
+from either spelling. Matrices are [in, out], laid out in memory as the device likes it. Block-scaled 8-bit ones stay as
+they are on a GPU and become plain ones on a CPU. `mtp.*` tensors are known and left for a drafter, `model.visual.*` for
+the tower.
 """
 
 from __future__ import annotations
@@ -275,4 +275,4 @@ def _pile(parts: list[Tensor | Blocked]) -> Tensor | Blocked:
     if not blocked:
         return torch.stack([part for part in parts if isinstance(part, Tensor)]).mT
     values = torch.stack([part.values.view(torch.uint8) for part in blocked]).view(blocked[0].values.dtype)
-    return Blocked(values, torch.stack([part.scales for part in blocked]), blocked[0].width)
+    return replace(blocked[0], values=values, scales=torch.stack([part.scales for part in blocked]))

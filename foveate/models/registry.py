@@ -70,13 +70,15 @@ def load_text(
     dtype: torch.dtype,
     progress: Progress | None = None,
     dummy: bool = False,
+    kernels: bool = True,
 ) -> LanguageModel:
     """The language model of a checkpoint folder, or with `dummy` one of its dimensions with random weights.
 
-    Raises CheckpointError naming what is missing or wrong.
+    kernels: whether matrices that stay in 8 bits on a GPU are multiplied by kernels. Raises CheckpointError naming what
+    is missing or wrong.
     """
     folder, config, family = _family(folder)
-    return family.load_text(folder, config, Place(torch.device(device), dtype, progress, dummy))
+    return family.load_text(folder, config, Place(torch.device(device), dtype, progress, dummy, kernels=kernels))
 
 
 def load_vision(

@@ -41,10 +41,10 @@ def mixed_step(batch: Batch, page_len: int, runs: RunKernels) -> DeviceStep:
     arrays: list[Numbers] = []
     bounds = [(first, last) for first, last in ((0, ones), (ones, settled), (settled, count)) if first < last]
     for first, last in [(0, count), *bounds]:
-        part = lens[first:last]
-        arrays += [[0, *accumulate(part)], list(past_lens[first:last])]
-        arrays.append(np.repeat(np.arange(last - first), part))
-        arrays += cut(part, past_lens[first:last], runs) if (first, last) == (ones, settled) else [[], [], []]
+        own = lens[first:last]
+        arrays += [[0, *accumulate(own)], list(past_lens[first:last])]
+        arrays.append(np.repeat(np.arange(last - first), own))
+        arrays += cut(own, past_lens[first:last], runs) if (first, last) == (ones, settled) else [[], [], []]
     sent = _send(arrays, batch.ids.device)
     groups = [sent[at : at + 6] for at in range(0, len(sent), 6)]
 
@@ -57,9 +57,11 @@ def mixed_step(batch: Batch, page_len: int, runs: RunKernels) -> DeviceStep:
     offsets = batch.offsets
     for (first, last), group in zip(bounds, groups[1:], strict=True):
         lanes = lanes_of(first, last, group)
-        blocks, chunks, chunk_starts = (group[3].view(-1, 2), group[4].view(-1, 2), group[5])
-        part = Runs(lanes, blocks, chunks, chunk_starts) if (first, last) == (ones, settled) else lanes
-        parts.append((slice(offsets[first], offsets[last]), part))
+        tokens = slice(offsets[first], offsets[last])
+        if (first, last) == (ones, settled):
+            parts.append((tokens, Runs(lanes, group[3].view(-1, 2), group[4].view(-1, 2), group[5])))
+        else:
+            parts.append((tokens, lanes))
     return DeviceStep(replace(lanes_of(0, count, groups[0]), settle=True), tuple(parts))
 
 

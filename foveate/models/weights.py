@@ -43,7 +43,8 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 GPU_LOADERS = 8  # threads that read for a GPU; they wait for the disk and for copies
 STRIP = 32  # rows that a CPU turns at a time: they share cache lines
 Progress = Callable[[int, int], None]  # (done_bytes, total_bytes)
-Item, Built = TypeVar("Item"), TypeVar("Built")
+Item = TypeVar("Item")
+Built = TypeVar("Built")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Place:
     """Where a model's tensors go and who is told of the progress.
 
     dummy: random numbers instead of the files' contents. eight_bit: whether block-scaled matrices stay as they are;
-    None: on a GPU, where that halves what a step reads.
+    None: on a GPU, where that halves what a step reads. kernels: whether these are multiplied by kernels there.
     """
 
     device: torch.device
@@ -59,6 +60,7 @@ class Place:
     progress: Progress | None = None
     dummy: bool = False
     eight_bit: bool | None = None
+    kernels: bool = True
 
 
 class Contents(Protocol):
@@ -149,7 +151,7 @@ class Source:
 
     def blocked(self, name: str) -> Blocked:
         """A block-scaled matrix as it is stored."""
-        return Blocked.of(self.raw(name), self.exact(name + TWIN), self._block)
+        return Blocked.of(self.raw(name), self.exact(name + TWIN), self._block, self._place.kernels)
 
     def each(self, build: Callable[[Item], Built], items: Sequence[Item]) -> list[Built]:
         """`build` of every item, in order, several at once; raises the first error."""
@@ -187,13 +189,18 @@ def open_source(
 
 
 def turned(*parts: Tensor) -> Tensor:
-    """Weights [rows, columns] of one input above one another, as one [columns, all rows]."""
+    """Weights [rows, columns] of one input above one another, as one [columns, all rows].
+
+    On a CPU the outputs of an input stand side by side in memory, on a GPU the inputs of an output: each multiplies
+    few rows faster that way, and many as fast as the other.
+    """
+    if parts[0].is_cuda:
+        return (torch.cat(parts) if len(parts) > 1 else parts[0]).T
     out = parts[0].new_empty(parts[0].shape[1], sum(len(part) for part in parts))
     at = 0
     for part in parts:
-        strip = len(part) if part.is_cuda else STRIP
-        for start in range(0, len(part), strip):
-            end = min(start + strip, len(part))
+        for start in range(0, len(part), STRIP):
+            end = min(start + STRIP, len(part))
             out[:, at + start : at + end] = part[start:end].T
         at += len(part)
     return out

@@ -9,14 +9,15 @@ writing the matrix out once. Knows no files and no models.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FEW_PAIRS = 64  # of tokens and experts: beyond it the experts' matrices are read too often one by one
+FEW_PAIRS = 4  # of tokens and experts, for each expert there is: beyond it unpacking all of them reads and writes less
 FEW_ROWS = 64  # of x: up to here a product from 8-bit values reads less than writing the matrix out would
 Block = tuple[int, int]
 BLOCK: Block = (128, 128)
@@ -40,18 +41,20 @@ class Blocked:
     """A matrix [columns, rows], kept as stored, in 8 bits and turned.
 
     values: e4m3 [rows, columns]; scales: float32 [rows, ceil(columns / width)], repeated for each row of a block so
-    that rows can be put in any order. Stacks of matrices carry a leading axis.
+    that rows can be put in any order. Stacks of matrices carry a leading axis. kernels: whether it is multiplied by
+    kernels where the device has them.
     """
 
     values: Tensor
     scales: Tensor
     width: int
+    kernels: bool = True
 
     @classmethod
-    def of(cls, values: Tensor, scales: Tensor, block: Block = BLOCK) -> Blocked:
+    def of(cls, values: Tensor, scales: Tensor, block: Block = BLOCK, kernels: bool = True) -> Blocked:
         """From a file's values [rows, columns] and block scales."""
         rows = scales.float().repeat_interleave(block[0], -2)[..., : values.shape[-2], :]
-        return cls(values, rows.contiguous(), block[1])
+        return cls(values, rows.contiguous(), block[1], kernels)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -60,11 +63,12 @@ class Blocked:
 
     def take(self, rows: Tensor) -> Blocked:
         """The same matrix with only these of its output columns, in this order."""
-        return Blocked(_bytes(self.values)[rows].view(self.values.dtype), self.scales[rows], self.width)
+        taken = _bytes(self.values)[rows].view(self.values.dtype)
+        return replace(self, values=taken, scales=self.scales[rows])
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """All numbers, [columns, rows]."""
-        kernels = _kernels(self.values)
+        kernels = _kernels(self)
         if kernels is not None:
             wide: Tensor = kernels.unpack(self.values, self.scales, self.width, dtype)
             return wide.mT
@@ -90,7 +94,7 @@ def stack(parts: list[Blocked]) -> Blocked:
     """Matrices of one input side by side; their blocks must be equally wide."""
     assert len({part.width for part in parts}) == 1, "blocks of different widths"
     values = torch.cat([_bytes(part.values) for part in parts], -2).view(parts[0].values.dtype)
-    return Blocked(values, torch.cat([part.scales for part in parts], -2), parts[0].width)
+    return replace(parts[0], values=values, scales=torch.cat([part.scales for part in parts], -2))
 
 
 def project(x: Tensor, weight: Matrix) -> Tensor:
@@ -99,7 +103,7 @@ def project(x: Tensor, weight: Matrix) -> Tensor:
         return torch.mm(x, weight)
     if isinstance(weight, Beside):
         return torch.cat([project(x, part) for part in weight.parts], -1)
-    kernels = _kernels(weight.values)
+    kernels = _kernels(weight)
     if kernels is not None and len(x) <= FEW_ROWS:
         out: Tensor = kernels.project(x, weight.values, weight.scales, weight.width)
         return out
@@ -117,14 +121,14 @@ def add_projected(target: Tensor, x: Tensor, weight: Matrix) -> None:
 def project_chosen(x: Tensor, weight: Blocked, chosen: Tensor) -> Tensor:
     """Rows of x [tokens, columns] times matrices of a stack: [pairs, rows], `chosen` [pairs] names each pair's.
 
-    There are equally many pairs for each row of x, those of a row side by side. For few pairs: every one reads a matrix.
+    There are equally many pairs for each row of x, those of a row side by side. For few pairs: each reads a matrix.
     """
-    kernels = _kernels(weight.values)
+    kernels = _kernels(weight)
     if kernels is not None:
         out: Tensor = kernels.project_chosen(x, weight.values, weight.scales, weight.width, chosen)
         return out
     values = weight.values.view(torch.uint8)[chosen].view(weight.values.dtype)
-    matrices = Blocked(values, weight.scales[chosen], weight.width).dense(x.dtype)  # [pairs, columns, rows]
+    matrices = replace(weight, values=values, scales=weight.scales[chosen]).dense(x.dtype)  # [pairs, columns, rows]
     return torch.bmm(x.repeat_interleave(len(chosen) // len(x), 0).unsqueeze(1), matrices).squeeze(1)
 
 
@@ -150,10 +154,16 @@ def _bytes(values: Tensor) -> Tensor:
     return values.view(torch.uint8)
 
 
-def _kernels(values: Tensor) -> ModuleType | None:
+def _kernels(weight: Blocked) -> ModuleType | None:
     """The GPU kernels where they apply, else None."""
-    if not values.is_cuda:
+    if not (weight.kernels and weight.values.is_cuda and _multiplies_eight_bits(weight.values.device)):
         return None
     from foveate.ops import triton_fp8
 
     return triton_fp8
+
+
+@lru_cache(maxsize=16)
+def _multiplies_eight_bits(device: torch.device) -> bool:
+    """Whether a GPU converts e4m3 in its kernels: compute capability 8.9 (Ada) and later."""
+    return torch.cuda.get_device_capability(device) >= (8, 9)

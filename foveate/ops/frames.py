@@ -34,12 +34,13 @@ def _frame_on(picture: Any, device: torch.device) -> Tensor:
     if not isinstance(picture, Tensor):
         # Decoders hand out read-only arrays, which torch takes only with a warning.
         picture = torch.from_numpy(np.require(picture, requirements=["C", "W"]))
-    return picture.to(device, non_blocking=picture.is_pinned())
+    there: Tensor = picture.to(device, non_blocking=picture.is_pinned())
+    return there
 
 
 def resize(frame: Tensor, size: tuple[int, int]) -> Tensor:
-    """A uint8 picture [height, width, 3] as one of `size` (height, width), bicubic."""
-    for axis in (1, 0):  # across first, as Pillow does
+    """A uint8 picture [height, width, 3] as one of `size` (height, width), bicubic, across before down."""
+    for axis in (1, 0):
         if frame.shape[axis] != size[axis]:
             frame = _along(frame, axis, size[axis])
     return frame

@@ -16,6 +16,7 @@ from foveate.ops import fp8, lanes
 from foveate.ops.fp8 import Matrix
 from foveate.ops.lanes import DeltaWeights, HeadSizes, Lanes, Norm, Runs
 from foveate.ops.layers import rms_norm, swiglu
+from foveate.ops.rope import mrope_cos_sin
 
 Pair = tuple[Tensor, Tensor]
 Place = Callable[[Tensor, Tensor, Pair, Pair, Lanes, HeadSizes], Tensor]
@@ -41,11 +42,13 @@ class Kernels:
     """One make of every operator.
 
     project(x, weight, norm): norm(x) @ weight. project_gated: silu(gate) * up of it. add_projected(target, x, weight):
-    target += x @ weight. The others as in `lanes`.
+    target += x @ weight. cos_sin: as `rope.mrope_cos_sin`. The others as in `lanes`.
     """
 
     name: str
     norm: Callable[[Tensor, Norm], Tensor]
+    cos_sin: Callable[[Tensor, Tensor, Tensor], Pair]
+    glance: Callable[[Tensor], Tensor]
     project: Callable[[Tensor, Matrix, Norm | None], Tensor]
     project_gated: Callable[[Tensor, Matrix, Norm | None], Tensor]
     add_projected: Callable[[Tensor, Tensor, Matrix], None]
@@ -67,6 +70,8 @@ def torch_kernels() -> Kernels:
     return Kernels(
         name="torch",
         norm=norm,
+        cos_sin=mrope_cos_sin,
+        glance=lanes.glance,
         project=lambda x, weight, of: fp8.project(norm(x, of), weight),
         project_gated=lambda x, weight, of: swiglu(norm(x, of), weight),
         add_projected=fp8.add_projected,
@@ -106,6 +111,8 @@ def triton_kernels() -> Kernels:
     return Kernels(
         name="triton",
         norm=norm,
+        cos_sin=triton_rows.cos_sin,
+        glance=triton_rows.glance,
         project=project,
         project_gated=project_gated,
         add_projected=add_projected,

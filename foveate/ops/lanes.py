@@ -242,3 +242,9 @@ def _advance(state: Tensor, inputs: DeltaInputs, at: slice) -> tuple[Tensor, Ten
     rest = inputs.value[at].unsqueeze(-2) - (state * key).sum(-2, keepdim=True)
     state = state + key * (rest * inputs.beta[at][..., None, None])
     return state, (state * query).sum(-2)
+
+
+def glance(logits: Tensor) -> Tensor:
+    """int64 [2, rows] of float32 logits [rows, vocab]: each row's best id, and 1 where all its values are finite."""
+    low, high = logits.aminmax(dim=-1)  # both are NaN where any value is
+    return torch.stack([logits.argmax(-1), (torch.isfinite(low) & torch.isfinite(high)).long()])

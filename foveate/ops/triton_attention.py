@@ -20,6 +20,8 @@ BLOCK_LEN = 64  # keys taken at once
 MOST_SPLITS = 32
 LOG2_E = 1.4426950408889634  # scores are kept as powers of two: `exp2` is one instruction
 WAVE = 264  # programs that keep a large GPU busy: two for each of 132 multiprocessors
+FEW_WARPS, FEW_STAGES = 4, 2
+MANY_WARPS, MANY_STAGES = 8, 2
 QUERY_BLOCK = 128  # queries of a run taken at once; `Runs.blocks` are cut by it
 
 
@@ -39,7 +41,10 @@ def _absorb(q, k, v, visible, best, total, mixed, scale, MASKED: tl.constexpr, P
     return higher, total, mixed
 
 
-@triton.jit(do_not_specialize=["tokens", "pages_row"], do_not_specialize_on_alignment=["starts", "past_lens", "pages"])
+@triton.jit(
+    do_not_specialize=["tokens", "pages_row", "splits"],
+    do_not_specialize_on_alignment=["starts", "past_lens", "pages"],
+)
 def _few_kernel(
     query,
     keys,
@@ -53,6 +58,7 @@ def _few_kernel(
     pages_row,
     page_len,
     tokens,
+    splits,
     scale,
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -60,7 +66,6 @@ def _few_kernel(
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    SPLITS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     lane = tl.program_id(0)
@@ -82,7 +87,7 @@ def _few_kernel(
         mask=real[:, None] & inside[None, :],
         other=0.0,
     )
-    share = tl.cdiv(tl.cdiv(seen, BLOCK), SPLITS) * BLOCK
+    share = tl.cdiv(tl.cdiv(seen, BLOCK), splits) * BLOCK
     begin = split * share
     end = tl.minimum(begin + share, seen)
     best = tl.full([ROWS], float("-inf"), tl.float32)
@@ -159,6 +164,7 @@ def attend(query: Tensor, gate: Tensor, memory: tuple[Tensor, Tensor], lanes: La
         lanes.pages.stride(0),
         lanes.page_len,
         tokens,
+        splits,
         dim**-0.5 * LOG2_E,
         KV_HEADS=kv_heads,
         GROUP=group,
@@ -166,10 +172,9 @@ def attend(query: Tensor, gate: Tensor, memory: tuple[Tensor, Tensor], lanes: La
         WIDTH=width,
         ROWS=rows,
         BLOCK=BLOCK_LEN if query.dtype == torch.bfloat16 else BLOCK_LEN // 2,
-        SPLITS=splits,
         PRECISION="tf32x3",
-        num_warps=4,
-        num_stages=2,
+        num_warps=FEW_WARPS,
+        num_stages=FEW_STAGES,
     )
     _join_kernel[(tokens, heads)](
         parts,
@@ -294,6 +299,6 @@ def attend_runs(query: Tensor, gate: Tensor, memory: tuple[Tensor, Tensor], runs
         BLOCK=16 if wide else BLOCK_LEN,
         PARTS=parts,
         PRECISION="tf32x3",
-        num_warps=8,
-        num_stages=1 if wide else 2,
+        num_warps=MANY_WARPS,
+        num_stages=1 if wide else MANY_STAGES,
     )

@@ -19,6 +19,8 @@ from foveate.ops.triton_delta import softplus
 
 CHUNK_LEN = 64
 VALUE_BLOCK = 32  # columns of the state that one program carries through a sequence
+PREPARE_WARPS, OUTPUT_WARPS = 4, 4
+SCAN_WARPS, SCAN_STAGES = 4, 2
 TOKENS, CHANNELS = 32, 128  # of a convolution's block
 
 
@@ -338,16 +340,16 @@ def delta_runs(
     width = max(16, triton.next_power_of_2(dim))
     _prepare_kernel[(heads, count)](
         mixed, convolved, weights.rate, weights.bias, totals, new, read, lanes.starts, runs.chunks, *rows, UNIT_EPS,
-        **shape, WIDTH=width, num_warps=4, num_stages=1,
+        **shape, WIDTH=width, num_warps=PREPARE_WARPS, num_stages=1,
     )  # fmt: skip
     block = min(VALUE_BLOCK, width)
     _scan_kernel[(triton.cdiv(dim, block), heads, len(lanes.past_lens))](
         convolved, totals, new, read, before, state, lanes.starts, lanes.past_lens, lanes.slots, runs.chunk_starts,
-        rows[1], UNIT_EPS, **shape, WIDTH=block, num_warps=4, num_stages=2,
+        rows[1], UNIT_EPS, **shape, WIDTH=block, num_warps=SCAN_WARPS, num_stages=SCAN_STAGES,
     )  # fmt: skip
     _output_kernel[(heads, count)](
         mixed, convolved, weights.norm, totals, new, before, out, lanes.starts, runs.chunks, *rows, out.stride(0),
-        UNIT_EPS, sizes.eps, **shape, WIDTH=width, num_warps=4, num_stages=1,
+        UNIT_EPS, sizes.eps, **shape, WIDTH=width, num_warps=OUTPUT_WARPS, num_stages=1,
     )  # fmt: skip
 
 

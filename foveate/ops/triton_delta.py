@@ -13,6 +13,7 @@ from torch import Tensor
 
 from foveate.ops.lanes import UNIT_EPS, DeltaWeights, Lanes
 
+DELTA_WARPS = 8
 CONV_BLOCK = 256  # channels a program convolves
 TAPS = 4
 
@@ -220,5 +221,5 @@ def _delta(
         OUTPUT=kept is None,
         SETTLE=lanes.settle or kept is not None,
         COMMIT=kept is not None,
-        num_warps=8,
+        num_warps=DELTA_WARPS,
     )

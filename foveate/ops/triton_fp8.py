@@ -52,7 +52,7 @@ def _project_kernel(
 def splits_of(rows: int, blocks: int) -> int:
     """Among how many programs the columns of a matrix are split."""
     most = max(1, blocks // LEAST_BLOCKS)
-    return min(most, max(1, WAVE // triton.cdiv(rows, BLOCK_OUT)))
+    return min(most, max(1, WAVE // -(-rows // BLOCK_OUT)))
 
 
 def project(x: Tensor, values: Tensor, scales: Tensor, width: int) -> Tensor:

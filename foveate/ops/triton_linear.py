@@ -38,8 +38,10 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 def tile_for(rows: int, outs: int, ins: int) -> Tile:
     """The cut for a shape, a first guess until a table of measurements replaces it (`bench/kernels.py`)."""
     if rows == 1:
-        return Tile(8 if outs <= 8192 else 16, min(512, triton.next_power_of_2(ins)), 8 if ins >= 512 else 4, 3)
-    return Tile(32, min(128, max(16, triton.next_power_of_2(ins))), 4, 4)
+        most = 1024 if ins % 1024 == 0 and outs <= 8192 else 512
+        return Tile(8 if outs <= 8192 else 16, min(most, triton.next_power_of_2(ins)), 8 if ins >= 512 else 4, 3)
+    most = max(16, triton.next_power_of_2(ins))
+    return Tile(16, min(256, most), 4, 4) if outs <= 8192 else Tile(32, min(128, most), 4, 4)
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -1,4 +1,4 @@
-"""Triton kernels that work row by row: RMS norm, SwiGLU product, and norm + rope + page write of full attention.
+"""Triton kernels that work row by row: RMS norm, SwiGLU product, rope, norm + rope + page write, a look at logits.
 
 Each equals its reference in `layers` or `lanes` up to rounding: sums are float32, results are rounded once. Nothing is
 read but the rows asked for; keys and values go to their pages without a pass through memory in between. Imported only
@@ -158,3 +158,68 @@ def place(
         num_warps=2 if rows == 1 else 4,
     )
     return query
+
+
+@triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["positions"])
+def _angles_kernel(positions, frequency, axes, cos, sin, tokens, half, BLOCK: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < half
+    axis = tl.load(axes + at, mask=inside, other=0)
+    angle = tl.load(positions + axis * tokens + token, mask=inside, other=0).to(tl.float32)
+    angle *= tl.load(frequency + at, mask=inside, other=0.0)
+    tl.store(cos + token * half + at, tl.cos(angle), mask=inside)
+    tl.store(sin + token * half + at, tl.sin(angle), mask=inside)
+
+
+def cos_sin(positions: Tensor, frequency: Tensor, axes: Tensor) -> tuple[Tensor, Tensor]:
+    """As `rope.mrope_cos_sin`; positions: contiguous [3, tokens]."""
+    assert positions.is_contiguous(), "positions are read axis by axis"
+    tokens, half = positions.shape[1], len(frequency)
+    cos, sin = (torch.empty(tokens, 1, half, dtype=torch.float32, device=positions.device) for _ in "cs")
+    block = triton.next_power_of_2(half)
+    _angles_kernel[(tokens,)](positions, frequency, axes, cos, sin, tokens, half, BLOCK=block, num_warps=1)
+    return cos, sin
+
+
+@triton.jit
+def _scan_logits_kernel(logits, tops, places, faults, width, blocks, row_step, BLOCK: tl.constexpr):
+    block = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    at = block * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(logits + row * row_step + at, mask=at < width, other=float("-inf"))
+    top, place = tl.max(x, axis=0, return_indices=True)
+    fault = (at < width) & ~(tl.abs(x) < float("inf"))
+    out = row * blocks + block
+    tl.store(tops + out, top)
+    tl.store(places + out, block * BLOCK + place)
+    tl.store(faults + out, tl.sum(fault.to(tl.int32), axis=0))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _join_scan_kernel(tops, places, faults, out, rows, blocks, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    inside = at < blocks
+    top = tl.load(tops + row * blocks + at, mask=inside, other=float("-inf"))
+    _, block = tl.max(top, axis=0, return_indices=True)
+    place = tl.sum(tl.where(at == block, tl.load(places + row * blocks + at, mask=inside, other=0), 0), axis=0)
+    faults_here = tl.sum(tl.load(faults + row * blocks + at, mask=inside, other=0), axis=0)
+    tl.store(out + row, place.to(tl.int64))
+    tl.store(out + rows + row, (faults_here == 0).to(tl.int64))
+
+
+def glance(logits: Tensor) -> Tensor:
+    """As `lanes.glance`; of equal largest logits the first is the best."""
+    (rows, width), device, cut = logits.shape, logits.device, 4096
+    blocks = triton.cdiv(width, cut)
+    tops = torch.empty(rows, blocks, dtype=torch.float32, device=device)
+    places, faults = (torch.empty(rows, blocks, dtype=torch.int32, device=device) for _ in "pf")
+    out = torch.empty(2, rows, dtype=torch.int64, device=device)
+    _scan_logits_kernel[(blocks, rows)](
+        logits, tops, places, faults, width, blocks, logits.stride(0), BLOCK=cut, num_warps=4
+    )
+    _join_scan_kernel[(rows,)](
+        tops, places, faults, out, rows, blocks, BLOCK=triton.next_power_of_2(blocks), num_warps=2
+    )
+    return out

@@ -75,12 +75,12 @@ class Picture:
             return np.array(image.resize(size, Image.Resampling.BICUBIC))
 
     def frame(self) -> np.ndarray | Frame:
-        """As `pixels`, but the resizing is left over where the picture is not much larger than what it becomes.
+        """As `pixels`, but the resizing is left over where that is the same to the byte and worth it.
 
-        A much larger one is cheaper to keep and to move when it is small. Raises InvalidImage.
+        A picture much larger than what it becomes is cheaper to keep and to move when it is small. Raises InvalidImage.
         """
         size = (self.grid[0] * self.rules.patch, self.grid[1] * self.rules.patch)
-        if isinstance(self.rules, BlockRules) or math.prod(self.size) > LEFT_OVER * math.prod(size):
+        if isinstance(self.rules, BlockRules) or not _can_wait(self.size, size):
             return self.pixels()
         with refusals(self.param):
             return Frame(np.array(self._decode()), size)
@@ -94,6 +94,14 @@ class Picture:
         turn = _TURNS[self.header.orientation - 1]
         flat = _flatten(image)
         return flat if turn is None else flat.transpose(turn)
+
+
+def _can_wait(size: tuple[int, int], wanted: tuple[int, int]) -> bool:
+    """Whether a picture of `size` (width, height) may be resized to `wanted` (height, width) elsewhere."""
+    (width, height), (tall, wide) = size, wanted
+    # Some versions of Pillow then begin with the other pass, which rounds otherwise.
+    flattened = height > tall and height - tall > 2 * (width - wide)
+    return not flattened and width * height <= LEFT_OVER * tall * wide
 
 
 def measure(data: bytes, rules: Rules, limits: PictureLimits, param: str) -> Picture:

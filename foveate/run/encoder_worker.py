@@ -2,7 +2,8 @@
 
 Owns the protocol that all placements share. A worker encodes one image at a time in the order it was given them,
 answers each exactly once (`Encoded` or `Lost`) unless it was cancelled before it began, says `Began` before that where
-it works beside the caller, and leaves no thread or process behind after `close`. An exception costs its image. Refuses to know requests, prompts and which image matters most.
+it works beside the caller, and leaves no thread or process behind after `close`. An exception costs its image. Refuses
+to know requests, prompts and which image matters most.
 """
 
 from __future__ import annotations
@@ -177,7 +178,7 @@ def _own_stream(place: str) -> AbstractContextManager[Any]:
     """A stream of this thread's own on a GPU, so that its work does not queue behind the model's there."""
     if not place.startswith("cuda"):
         return nullcontext()
-    stream = torch.cuda.Stream(place)
+    stream = torch.cuda.Stream(place)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.default_stream(place))  # the weights may still be on their way
     return torch.cuda.stream(stream)
 

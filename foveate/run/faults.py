@@ -1,4 +1,4 @@
-"""Faults on purpose: makes the encoder, a step or the drafter fail, so that tests can see what a whole server does about it.
+"""Faults on purpose: makes the encoder, a step or the drafter fail, so that tests can see what a server does about it.
 
 Owns the meaning of the `inject-fault` setting. Off by default; only who starts the server can switch it on, never a
 request. Wraps what would fail in earnest, so that every path behind it is the real one.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -46,20 +47,25 @@ class _Words:
 class _Walk:
     """A matcher and the tokens that it has taken."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self.matcher, self.taken, self.mask = matcher, list[int](), None
+    def __init__(self, begin: Callable[[], LLMatcher]) -> None:
+        """`begin` makes a matcher that has taken none."""
+        self._begin, self.matcher, self.taken = begin, begin(), list[int]()
+        self.mask: Tensor | None = None
 
     def go_to(self, output: Sequence[int]) -> None:
         """Stand behind `output`. Raises RequestFailed when the grammar does not allow it, or is too hard to follow."""
         same = next((at for at, (a, b) in enumerate(zip(self.taken, output, strict=False)) if a != b), None)
         kept = min(len(self.taken), len(output)) if same is None else same
         if kept < len(self.taken) or kept < len(output):
-            self.mask: Tensor | None = None
-        fine = kept == len(self.taken) or self.matcher.rollback(len(self.taken) - kept)
-        fine = fine and all(self.matcher.consume_token(token) for token in output[kept:])
-        if not fine:
-            raise RequestFailed("the answer's grammar could not be followed")
+            self.mask = None
+        back = len(self.taken) - kept
+        # One that has taken the end of the text counts that not as a token, and would go back too far.
+        if back and (self.matcher.is_stopped() or not self.matcher.rollback(back)):
+            self.matcher, kept = self._begin(), 0
         self.taken[kept:] = output[kept:]
+        if not all(self.matcher.consume_token(token) for token in output[kept:]):
+            self.matcher, self.taken = self._begin(), []
+            raise RequestFailed("the answer's grammar could not be followed")
 
 
 class Grammars:
@@ -108,7 +114,7 @@ class Grammars:
         if not grammar:
             return None
         key = (grammar, draw.sampling.seed)
-        walk = self._walks.pop(key, None) or _Walk(LLMatcher(self._tokenizer, grammar, log_level=0))
+        walk = self._walks.pop(key, None) or _Walk(partial(LLMatcher, self._tokenizer, grammar, log_level=0))
         walk.go_to(draw.history[len(draw.history) - draw.output_len :])
         self._walks[key] = walk
         if len(self._walks) > KEPT:

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +23,7 @@ from foveate.core.plan import Slice
 from foveate.models.even import EvenBatch, EvenForward, EvenModel
 from foveate.models.interface import NOTHING, Capture, Forward, Memory
 from foveate.ops.lanes import Lanes
-from foveate.run.sampler import Look, glance
+from foveate.run.sampler import Look
 
 LEAST_PAGES, PAGES_GROWTH = 512, 8  # page tables are as wide as 512, 4096, ... or as the longest sequence
 WIDTHS = (1, 2, 3, 4, 5, 6, 9, 13, 17)  # tokens of each sequence: an anchor and up to sixteen drafts
@@ -52,20 +52,19 @@ class Buffers:
 
     def __init__(self, shape: Shape, axes: int, spare: Spare, device: str) -> None:
         self.shape, self._spare = shape, spare
-        tokens = shape.lanes * shape.width
-        sizes = (tokens, axes * tokens, shape.lanes, shape.lanes, shape.lanes * shape.pages, shape.lanes)
-        ends = np.cumsum([-(-size // 4) * 4 for size in sizes]).tolist()  # each begins at a multiple of 16 bytes
+        lanes, width, tokens = shape.lanes, shape.width, shape.lanes * shape.width
+        sizes = (tokens, axes * tokens, lanes, lanes, lanes * shape.pages, lanes)
+        ends = list(accumulate(-(-size // 4) * 4 for size in sizes))  # each begins at a multiple of 16 bytes
+        spans = [slice(end, end + size) for end, size in zip([0, *ends], sizes, strict=False)]
         self._host = torch.zeros(ends[-1], dtype=torch.int32, pin_memory=device != "cpu")
         self._device = torch.zeros(ends[-1], dtype=torch.int32, device=device)
-        spans = [(end - (-(-size // 4) * 4), size) for size, end in zip(sizes, ends, strict=True)]
-        ids, positions, past, slots, pages, kept = (self._host.numpy()[at : at + size] for at, size in spans)
-        self._ids, self._positions = ids.reshape(-1, shape.width), positions.reshape(axes, -1, shape.width)
-        self._past, self._slots, self._pages, self.kept_host = past, slots, pages.reshape(shape.lanes, -1), kept
-        ids, positions, past, slots, pages, kept = (self._device[at : at + size] for at, size in spans)
-        self.kept = kept
-        self.ids, self.positions, self._past_lens = ids, positions.view(axes, tokens), past
-        self._slot_ids, self._table = slots, pages.view(shape.lanes, -1)
-        self._kept_span = spans[-1]
+        host, here = [self._host.numpy()[at] for at in spans], [self._device[at] for at in spans]
+        self._ids, self._positions = host[0].reshape(lanes, width), host[1].reshape(axes, lanes, width)
+        self._past, self._slots, self._pages = host[2], host[3], host[4].reshape(lanes, shape.pages)
+        self._kept, self._kept_at = host[5], spans[5]
+        self.ids, self.positions = here[0], here[1].view(axes, tokens)
+        self._past_lens, self._slot_ids, self._table = here[2], here[3], here[4].view(lanes, shape.pages)
+        self.kept = here[5]
         self.clear()
 
     def lanes(self, page_len: int) -> Lanes:
@@ -103,11 +102,16 @@ class Buffers:
         """Bring the device's copy up to date, without waiting."""
         self._device.copy_(self._host, non_blocking=True)
 
+    def advance(self, ids: Tensor) -> None:
+        """On the device alone: these ids [sequences], one place further."""
+        self.ids.copy_(ids)
+        self.positions += 1
+        self._past_lens += 1
+
     def send_kept(self, kept: Sequence[int]) -> None:
         """Tell how many tokens of each sequence stand."""
-        at, size = self._kept_span
-        self.kept_host[:] = [*kept, *[0] * (size - len(kept))]
-        self._device[at : at + size].copy_(self._host[at : at + size], non_blocking=True)
+        self._kept[:] = [*kept, *[0] * (self.shape.lanes - len(kept))]
+        self.kept.copy_(self._host[self._kept_at])  # waited for: the next step writes here again
 
 
 @dataclass(slots=True)
@@ -118,7 +122,6 @@ class Program:
     run: Callable[[], None]
     commit: Callable[[], None]
     forward: EvenForward | None = None
-    glance: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +143,8 @@ class KeptPaths:
 class EvenSteps:
     """Runs even steps of one model in one memory.
 
-    spare: of that memory. most_lanes, most_pages: of a step and of a sequence. record: whether to record; only a CUDA
-    device can.
+    spare: of that memory. most_lanes, most_pages: of a step and of a sequence. record: whether to record what can be;
+    only a CUDA device can.
     """
 
     model: EvenModel
@@ -152,17 +155,26 @@ class EvenSteps:
     most_pages: int
     record: bool
     _programs: dict[tuple[Shape, Capture], Program] = field(default_factory=dict)
+    _tables: list[int] = field(init=False)  # widths of page tables
     _pool: Any = None
+
+    def __post_init__(self) -> None:
+        # The widest takes the longest sequence and whatever fills it up.
+        last, widths = self.most_pages + -(-WIDTHS[-1] // self.memory.page_len), [LEAST_PAGES]
+        while widths[-1] < last:
+            widths.append(widths[-1] * PAGES_GROWTH)
+        self._tables = [min(width, last) for width in widths]
 
     def fits(self, slices: Sequence[Slice]) -> bool:
         """Whether a step of these slices is even enough."""
-        return len(slices) <= self.most_lanes and all(
+        even = len(slices) <= self.most_lanes and all(
             piece.draw is not None
             and len(piece.tokens) == 1 + piece.draft_len <= WIDTHS[-1]
             and not piece.spans
             and not piece.parents
             for piece in slices
         )
+        return even and self._reach(slices) <= self._tables[-1]
 
     @torch.inference_mode()
     def run(self, slices: Sequence[Slice], capture: Capture) -> tuple[Forward, Callable[[], Look]]:
@@ -170,43 +182,54 @@ class EvenSteps:
 
         They last until the next step. Only the look waits for the device.
         """
-        shape = self.shape_of(slices)
-        program = self._program(shape, capture)
-        program.buffers.fill(slices)
-        program.buffers.send()
-        program.run()
-        forward, seen = program.forward, program.glance
-        assert forward is not None and seen is not None
+        program = self.launch(slices, capture)
+        forward, shape = program.forward, program.buffers.shape
+        assert forward is not None
         lens = [len(piece.tokens) for piece in slices]
         at = [row * shape.width + i for row, length in enumerate(lens) for i in range(length)]
         take = _taker(at, self.device)
         pending = None if forward.kept is None else KeptPaths(program, tuple(length > 1 for length in lens))
         features, final = (None if x is None else take(x) for x in (forward.features, forward.final))
-        return Forward(take(forward.logits), features, final, pending), partial(_look, seen, at)
+        return Forward(take(forward.logits), features, final, pending), partial(_look, forward.glance, at)
+
+    def launch(self, slices: Sequence[Slice], capture: Capture) -> Program:
+        """Start the step; the program's forward holds its results, for all places of its shape."""
+        program = self._program(self.shape_of(slices), capture)
+        program.buffers.fill(slices)
+        program.buffers.send()
+        program.run()
+        return program
+
+    def advance(self, program: Program) -> Program:
+        """Start the step that follows a greedy one, from what is on the device alone.
+
+        The page tables are those of the last `launch`.
+        """
+        assert program.forward is not None and program.buffers.shape.width == 1, "one token each follows by itself"
+        program.buffers.advance(program.forward.glance[0])
+        program.run()
+        return program
 
     def shape_of(self, slices: Sequence[Slice]) -> Shape:
         """The shape that a step of these slices is rounded up to."""
-        longest = max(len(piece.tokens) for piece in slices)
-        width = next(width for width in WIDTHS if width >= longest)
-        # What fills a sequence up stands behind its own tokens and must find a column of the table there.
-        most = max(max(len(piece.pages), -(-(piece.start_at + width) // self.memory.page_len)) for piece in slices)
-        return Shape(_power_of_two(len(slices)), width, next(wide for wide in self._tables() if wide >= most))
+        most = self._reach(slices)
+        return Shape(_power_of_two(len(slices)), _width(slices), next(wide for wide in self._tables if wide >= most))
 
-    def _tables(self) -> list[int]:
-        """Widths of page tables; the widest takes the longest sequence and whatever fills it up."""
-        last = self.most_pages + -(-WIDTHS[-1] // self.memory.page_len)
-        widths = [LEAST_PAGES]
-        while widths[-1] < last:
-            widths.append(widths[-1] * PAGES_GROWTH)
-        return [min(width, last) for width in widths]
+    def _reach(self, slices: Sequence[Slice]) -> int:
+        """Pages to tell of: what fills a sequence up stands behind its own tokens and must find a column there."""
+        width, page_len = _width(slices), self.memory.page_len
+        return max(max(len(piece.pages), -(-(piece.start_at + width) // page_len)) for piece in slices)
 
     @torch.inference_mode()
     def prepare(self, capture: Capture = NOTHING) -> None:
-        """Make the programs of plain decoding for every number of sequences and every width of page table."""
+        """Make and run the programs of plain decoding for every number of sequences and every width of page table.
+
+        Only the spare page and slot are touched.
+        """
         lanes = [2**i for i in range(_power_of_two(self.most_lanes).bit_length())]
         for count in reversed(lanes):  # the largest first: the others then fit in the memory it took
-            for wide in self._tables():
-                self._program(Shape(count, 1, wide), capture)
+            for wide in self._tables:
+                self._program(Shape(count, 1, wide), capture).run()
 
     def _program(self, shape: Shape, capture: Capture) -> Program:
         key = (shape, capture)
@@ -216,33 +239,32 @@ class EvenSteps:
 
     def _make(self, shape: Shape, capture: Capture) -> Program:
         buffers = Buffers(shape, self.model.axes, self.spare, self.device)
+        buffers.send()
         batch = EvenBatch(buffers.ids, buffers.positions, buffers.lanes(self.memory.page_len))
         program = Program(buffers, lambda: None, lambda: None)
 
         def run() -> None:
             program.forward = self.model.run_even(batch, self.memory, capture)
-            program.glance = glance(program.forward.logits)
 
         def commit() -> None:
             if program.forward is not None and program.forward.kept is not None:
                 program.forward.kept.keep(buffers.kept)
 
         program.run, program.commit = run, commit
-        if self.record:
+        if self.record and self.model.recordable:
             self._record(program)
         return program
 
     def _record(self, program: Program) -> None:
         """Replace a program's calls by replays. Only the spare page and slot are touched on the way."""
-        program.buffers.send()
-        side = torch.cuda.Stream(self.device)
+        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
                 program.run()
                 program.commit()
         torch.cuda.current_stream(self.device).wait_stream(side)
-        program.forward = program.glance = None
+        program.forward = None
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with self._recording(first):
@@ -252,10 +274,16 @@ class EvenSteps:
                 program.commit()
             program.commit = second.replay
         program.run = first.replay
+        torch.cuda.synchronize(self.device)  # the buffers on the host are free again
 
     def _recording(self, graph: Any) -> AbstractContextManager[Any]:
         """Other threads go on using the device meanwhile: the encoder's, say."""
         return torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+
+
+def _width(slices: Sequence[Slice]) -> int:
+    longest = max(len(piece.tokens) for piece in slices)
+    return next(width for width in WIDTHS if width >= longest)
 
 
 def _power_of_two(count: int) -> int:

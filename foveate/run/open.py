@@ -7,6 +7,7 @@ Refuses to decide placement or sizes: those are resolved before, except that a G
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,10 +20,12 @@ from foveate.core.work import Work
 from foveate.models.even import EvenModel
 from foveate.models.interface import NOTHING, LanguageModel, MemorySpec, VisionTower
 from foveate.models.qwen3_5 import Qwen35
-from foveate.models.qwen3_5_device import Qwen35OnDevice, turn_matrices
+from foveate.models.qwen3_5_config import text_config
+from foveate.models.qwen3_5_device import Qwen35OnDevice, stand_in, turn_matrices
 from foveate.models.registry import describe, load_text, load_vision, work
-from foveate.models.weights import Place, Progress
+from foveate.models.weights import Place, Progress, read_json
 from foveate.ops.kernels import triton_kernels
+from foveate.run.ahead import Ahead
 from foveate.run.cache import allocate, joined, measured_kv_tokens
 from foveate.run.draft import Drafter
 from foveate.run.drafters import find_drafter
@@ -34,7 +37,7 @@ from foveate.run.faults import FaultyRunner, FaultyTower, faulty_runner, faulty_
 from foveate.run.grammar import Grammars
 from foveate.run.graphs import EvenSteps, Spare
 from foveate.run.runner import Runner
-from foveate.run.warm import warm_up
+from foveate.run.warm import rehearse, warm_up
 
 __all__ = [
     "describe",
@@ -46,7 +49,7 @@ __all__ = [
     "open_grammars",
     "open_model",
     "open_runner",
-    "use_threads",
+    "use_device",
     "work_of",
 ]
 
@@ -68,13 +71,27 @@ def device_name(device: str) -> str:
 
 def open_model(folder: Path, config: Config, progress: Progress | None = None) -> LanguageModel:
     """The language model's weights on its device."""
-    model = load_text(folder, config.device, _dtype(config), progress, _is_dummy(config))
+    with ThreadPoolExecutor(1, "foveate-warm") as beside:
+        warm = beside.submit(_rehearse, folder, config)
+        kernels = config.kernels == "triton"
+        model = load_text(folder, config.device, _dtype(config), progress, _is_dummy(config), kernels)
+        warm.result()
     if config.kernels == "triton" and isinstance(model, Qwen35):
         turn_matrices(model.trunk)
         model = Qwen35OnDevice(model.config, model.trunk, triton_kernels())
     if config.device != "cpu":
         torch.cuda.empty_cache()  # what loading used on the way counts as free when memory is measured
     return model
+
+
+def _rehearse(folder: Path, config: Config) -> None:
+    """Compile kernels, where there are any, while the weights are being read."""
+    data = read_json(folder / "config.json")
+    if config.kernels != "triton" or not str(data.get("model_type")).startswith("qwen3_5"):
+        return
+    use_device(config)
+    place = (torch.device(config.device), _dtype(config))
+    rehearse(stand_in(text_config(data), place, triton_kernels()), config.device, config.slots, config.page_len)
 
 
 def open_drafter(folder: Path, draft_folder: Path | None, model: LanguageModel, config: Config) -> Drafter | None:
@@ -111,9 +128,9 @@ def open_runner(
         most_pages = -(-config.max_ctx // config.page_len)
         record = config.settings.graphs and config.device != "cpu"
         runner.even = EvenSteps(model, memory, spare, config.device, config.slots, most_pages, record)
+        runner.ahead = Ahead(runner.even)
         warm_up(model, memory, spare, config.device, config.step_tokens)
-        if record:
-            runner.even.prepare(NOTHING if drafter is None else drafter.capture)
+        runner.even.prepare(NOTHING if drafter is None else drafter.capture)
     return faulty_runner(runner, config.settings.inject_fault)
 
 
@@ -139,9 +156,11 @@ def open_encoder(folder: Path, config: Config, notify: Callable[[], None]) -> En
     return stream
 
 
-def use_threads(count: int) -> None:
-    """CPU threads of torch's operators on the calling thread."""
-    torch.set_num_threads(count)
+def use_device(config: Config) -> None:
+    """Set the calling thread's CPU threads, and make the language model's device the one it launches kernels on."""
+    torch.set_num_threads(config.model_threads)
+    if config.device != "cpu":
+        torch.cuda.set_device(config.device)
 
 
 def _load_tower(folder: Path, config: Config) -> VisionTower | FaultyTower:

@@ -20,12 +20,14 @@ from foveate.core.errors import RequestFailed
 from foveate.core.plan import DraftGuess, DraftWish, Slice, SliceResult, StepPlan, StepResult
 from foveate.models.drafting import Seen
 from foveate.models.interface import NOTHING, Batch, Forward, LanguageModel, Memory
+from foveate.ops.lanes import glance
+from foveate.run.ahead import Ahead
 from foveate.run.batch import lay_out
 from foveate.run.draft import Drafter
 from foveate.run.embeds import RowStore
 from foveate.run.grammar import Grammars
 from foveate.run.graphs import EvenSteps
-from foveate.run.sampler import Look, choose, glance
+from foveate.run.sampler import Look, choose
 from foveate.run.verify import Path, settle
 
 
@@ -45,25 +47,34 @@ class Runner:
         self._model, self._memory, self._device = model, memory, device
         self.rows, self.drafter, self._grammars = rows, drafter, grammars
         self.even: EvenSteps | None = None  # runs the steps that fit it, in the same memory; all are mixed without it
+        self.ahead: Ahead | None = None  # takes what of a plan is plain decoding, where nobody guesses
         self._unseen: Callable[[], Seen] | None = None  # what stands of the last step, until the drafter has seen it
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult:
         """Run a plan with at least one slice. Results come in the order of its slices."""
         assert plan.slices, "nothing to run"
-        if self.even is not None and self.even.fits(plan.slices):
-            return StepResult(plan.number, self._run_even(plan.slices, self.even))
-        batch = lay_out(plan.slices, self.rows, self._device)
+        if self.ahead is None or self.drafter is not None:
+            return StepResult(plan.number, self._execute(plan.slices))
+        results, rest = self.ahead.execute(plan.slices)
+        if rest:
+            results |= {result.uid: result for result in self._execute(rest)}
+        return StepResult(plan.number, tuple(results[piece.uid] for piece in plan.slices))
+
+    def _execute(self, slices: tuple[Slice, ...]) -> tuple[SliceResult, ...]:
+        """Results of slices, in their order."""
+        if self.even is not None and self.even.fits(slices):
+            return self._run_even(slices, self.even)
+        batch = lay_out(slices, self.rows, self._device)
         if self.drafter is None and not any(batch.verify):
-            logits = self._model.forward(batch, self._memory)
-            return StepResult(plan.number, _drawn(plan.slices, logits, self._grammars))
-        return StepResult(plan.number, self._run(plan.slices, batch, self.drafter))
+            return _drawn(slices, self._model.forward(batch, self._memory), self._grammars)
+        return self._run(slices, batch, self.drafter)
 
     @torch.inference_mode()
     def draft(self, wishes: Sequence[DraftWish]) -> list[DraftGuess]:
         """Show the drafter what the last step made stand; then guesses for requests that were in it, one per wish.
 
-        Called after every step, with wishes or without. Raises what the drafter raises; then it must not be asked again.
+        Called after every step, with wishes or without. Raises what the drafter raises; then ask it no more.
         """
         assert self.drafter is not None, "nobody to ask"
         if self._unseen is not None:

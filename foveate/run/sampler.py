@@ -29,15 +29,9 @@ class Look(NamedTuple):
 
     @classmethod
     def of(cls, glance: Tensor) -> Look:
-        """From a `glance`; the one wait for the device that greedy rows cost."""
+        """From `ops.lanes.glance`; the one wait for the device that greedy rows cost."""
         best, sound = glance.tolist()
         return cls(best, [bool(flag) for flag in sound])
-
-
-def glance(logits: Tensor) -> Tensor:
-    """int64 [2, rows]: the best id of each row, and 1 where all its values are finite; waits for nothing."""
-    low, high = logits.aminmax(dim=-1)  # both are NaN where any value is
-    return torch.stack([logits.argmax(-1), (torch.isfinite(low) & torch.isfinite(high)).long()])
 
 
 def choose(

@@ -18,8 +18,9 @@ from torch import Tensor
 from foveate.core.errors import RequestFailed
 from foveate.core.plan import Draw, Slice, SliceResult
 from foveate.core.values import Logprob
+from foveate.ops.lanes import glance
 from foveate.run.grammar import Grammars
-from foveate.run.sampler import Look, choose_row, glance, logprob_of, plainly_greedy
+from foveate.run.sampler import Look, choose_row, logprob_of, plainly_greedy
 
 Path = tuple[int, ...]  # numbers of the tokens that stand, from the anchor, 0, down one branch
 

@@ -108,7 +108,8 @@ class Said:
         """Tokens of the prompt, pictures included, and of the answer."""
         end = self.all.choices[0].ended
         thought = {"output_tokens_details": {"thinking_tokens": end.reasoning_tokens}}
-        return self.head()["usage"] | {"output_tokens": end.tokens} | thought
+        begun: dict[str, Any] = self.head()["usage"]
+        return begun | {"output_tokens": end.tokens} | thought
 
     def timings(self) -> dict[str, Any]:
         """foveate's own."""

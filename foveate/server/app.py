@@ -133,7 +133,9 @@ def _apart(schema: dict[str, Any], owner: str) -> dict[str, Any]:
     """A request's schema and its parts by name, the parts' names made the owner's own."""
     parts = schema.pop("$defs", {})
     named = json.loads(json.dumps({owner: schema} | {f"{owner}.{name}": part for name, part in parts.items()}))
-    return _renamed(named, {SCHEMAS.format(model=name): SCHEMAS.format(model=f"{owner}.{name}") for name in parts})
+    names = {SCHEMAS.format(model=name): SCHEMAS.format(model=f"{owner}.{name}") for name in parts}
+    renamed: dict[str, Any] = _renamed(named, names)
+    return renamed
 
 
 def _renamed(value: Any, names: dict[str, str]) -> Any:

@@ -117,8 +117,8 @@ def _prompts(ask: CompletionRequest) -> list[str | tuple[int, ...]]:
     if isinstance(ask.prompt, str):
         return [ask.prompt]
     if isinstance(ask.prompt[0], int):
-        return [tuple(ask.prompt)]  # type: ignore[arg-type]
-    return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in ask.prompt]  # type: ignore[arg-type]
+        return [tuple(ask.prompt)]
+    return [prompt if isinstance(prompt, str) else tuple(prompt) for prompt in ask.prompt]
 
 
 def _form(ask: CompletionRequest) -> Form | None:

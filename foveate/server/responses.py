@@ -129,19 +129,20 @@ class Made:
 
     def _open_item(self, kind: str, **facts: Any) -> list[Event]:
         prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
-        item = {"id": f"{prefix}_{self.answer.id}{len(self.items):02x}", "type": kind, "status": "in_progress"}
-        item |= {"message": {"role": "assistant", "content": []}, "reasoning": {"summary": [], "content": []}}.get(
-            kind, {"arguments": ""}
-        )
-        item |= facts
+        item: dict[str, Any] = {"id": f"{prefix}_{self.answer.id}{len(self.items):02x}", "type": kind, "status": "in_progress"}
+        own: dict[str, dict[str, Any]] = {
+            "message": {"role": "assistant", "content": []},
+            "reasoning": {"summary": [], "content": []},
+            "function_call": {"arguments": ""},
+        }
+        item |= own[kind] | facts
         self.items.append(item)
         self._open = item
         events = [self._event("response.output_item.added", item=_copy(item))]
         if kind != "function_call":
-            part = {"type": "reasoning_text", "text": ""}
-            part = (
-                part if kind == "reasoning" else {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
-            )
+            part: dict[str, Any] = {"type": "reasoning_text", "text": ""}
+            if kind == "message":
+                part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
             item["content"].append(part)
             events.append(self._event("response.content_part.added", item=item, part=_copy(part)))
         return events

@@ -8,6 +8,7 @@ nothing of a client's values is quoted. Refuses to know what any field means.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
@@ -59,7 +60,7 @@ def string_or_object(value: Any) -> str | None:
     return "<string>" if isinstance(value, str) else "<object>" if isinstance(value, (dict, BaseModel)) else None
 
 
-def by(field: str, *names: str) -> Any:
+def by(field: str, *names: str) -> Callable[[Any], str | None]:
     """A function that gives the tag `<name>` of an object whose `field` is one of `names`."""
 
     def tag(value: Any) -> str | None:

@@ -93,6 +93,7 @@ def test_first_token_figures_say_what_streaming_brought() -> None:
     row = ttft.figures(rung, ttft.Plan(), FLOOR)
     assert row["bound_s"] == 0.4 + 3 * 0.4 + 0.2 and row["streamed_over_bound"] == round(2.0 / 1.8, 4)
     assert row["overlap_share"] == round(1.0 / 1.2, 4) and row["hidden_s"] == 0.6 and row["identical"]
+    assert row["hidden_share"] == round(0.6 / 1.7, 3)
     assert row["floor_s"]["streamed"] <= row["floor_s"]["sequential"] > 0
     rung.shots["streamed"][1] = shot(2.0, text="b", encode_s=1.7, prefill_s=0.9)
     assert not ttft.figures(rung, ttft.Plan(), None)["identical"]
@@ -203,7 +204,7 @@ async def test_no_server_is_one_plain_error() -> None:
 
 def test_the_ladder_on_a_tiny_model(capsys: pytest.CaptureFixture[str]) -> None:
     settings = Settings(kv_tokens=2048, page_len=16, threads=2, encoder_worker="thread", draft="none")
-    plan = ttft.Plan((1, 2), 1, size="256x224", arms=("streamed", "sequential"), beside=False)
+    plan = ttft.Plan((1, 2), 1, size="256x224", arms=("streamed", "sequential"), beside=False, tokens=3)
     found = json.loads(ttft.run(Subject(str(tiny("dense")[2]), settings, gpu="H200"), plan))
     assert set(found["images"]) == {"1", "2"} and "streamed" in capsys.readouterr().out
     for row in found["images"].values():
@@ -254,4 +255,3 @@ def test_a_server_that_ends_is_told_at_once() -> None:
 def test_foveate_is_started_on_a_port_of_its_own() -> None:
     words, url = start.command_of(start.Plan(("demo", "--threads", "2")))
     assert words[1:6] == ["-m", "foveate.cli", "serve", "demo", "--threads"] and url.endswith(words[-1])
-

@@ -105,7 +105,8 @@ class House:
         self.service, self.server, self.address, self.log = service, server, address, log
         self.engine = service.engine
         head = {"Authorization": f"Bearer {keys[0]}"} if keys else {}
-        self.http = httpx.Client(base_url=address, timeout=60, headers=head)
+        self.http = httpx.Client(base_url=address, timeout=120, headers=head)
+        self._opened: list[socket.socket] = []
         self._known = self._ask_known()
 
     def post(self, messages: Any, **fields: Any) -> httpx.Response:
@@ -132,18 +133,29 @@ class House:
         return [json.loads(line[6:]) for line in lines[:-1]]
 
     def open_request(self, messages: Any, **fields: Any) -> socket.socket:
-        """Send a request on a connection of its own and leave it there; closing the socket is the client leaving."""
+        """Send a chat request on a connection of its own and leave it there; closing it is the client leaving."""
+        return self.open_body(CHAT, {"messages": messages, "temperature": 0, "ignore_eos": True, **fields})
+
+    def open_body(self, path: str, fields: dict[str, Any]) -> socket.socket:
+        """The same for any path."""
         host, _, port = self.address.removeprefix("http://").rpartition(":")
-        sock = socket.create_connection((host, int(port)), timeout=60)
-        body = json.dumps({"messages": messages, "temperature": 0, "ignore_eos": True, **fields}).encode()
-        sock.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        sock = socket.create_connection((host, int(port)), timeout=120)
+        self._opened.append(sock)
+        body = json.dumps(fields).encode()
+        sock.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
         return sock
+
+    def close(self) -> None:
+        """Leave no connection open, whatever a failed test has left."""
+        self.http.close()
+        for sock in self._opened:
+            sock.close()
 
     def reconnect(self) -> None:
         """Close the connections that this house's own client keeps."""
         headers = self.http.headers
         self.http.close()
-        self.http = httpx.Client(base_url=self.address, timeout=60, headers=headers)
+        self.http = httpx.Client(base_url=self.address, timeout=120, headers=headers)
 
     def settle(self) -> None:
         """Wait until nothing is under way and nothing is held."""
@@ -168,7 +180,7 @@ class House:
 
 def eventually(holds: Any, tell: Any = lambda: "it never came") -> None:
     """Wait until `holds()`; fails after a time that no healthy run needs."""
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not holds():
         assert time.monotonic() < deadline, tell()
         time.sleep(0.002)
@@ -190,15 +202,15 @@ def open_house(
     thread.start()
     house = None
     try:
-        assert ready.wait(20)
+        assert ready.wait(60)
         house = House(service, server, url_of(sock), log, keys)
         yield house
         house.settle()
     finally:
         if house is not None:
-            house.http.close()
+            house.close()
         server.should_exit = True
-        thread.join(30)
+        thread.join(60)
         own = threads_of(service)
         service.engine.close()
         logging.getLogger("foveate").removeHandler(log)

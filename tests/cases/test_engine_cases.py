@@ -116,10 +116,12 @@ def test_B31_guessing_ahead_of_images_changes_no_token(folder: Path, draft_len: 
     said = []
     for settings in ({"draft": "none"}, {"draft": "mtp", "draft_len": draft_len, "draft_adaptive": False}):
         with open_house(folder, **settings) as house:
-            said.append([*asked(house, QUESTIONS, max_tokens=40), *(house.ask(*one, max_tokens=40) for one in QUESTIONS)])
+            together = asked(house, QUESTIONS, max_tokens=40)
+            said.append([*together, *(house.ask(*question, max_tokens=40) for question in QUESTIONS)])
             house.check()
     assert all(one.same(other) for one, other in zip(*said, strict=True))
-    assert all(one.timings["drafted"] >= draft_len for one in said[1]) and not any(o.timings["drafted"] for o in said[0])
+    plain, guessed = ([one.timings["drafted"] for one in each] for each in said)
+    assert not any(plain) and all(count >= draft_len for count in guessed)
 
 
 def test_B32_shared_and_cancelled_images_under_pressure(folder: Path, house: House) -> None:

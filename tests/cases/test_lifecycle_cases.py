@@ -48,7 +48,7 @@ def test_B38_those_who_left_the_queue_are_not_generated(narrow: House) -> None:
     with ThreadPoolExecutor(2) as pool, gated(narrow) as (encode, _):
         encode.close(lambda pixels: True)
         holder = pool.submit(narrow.ask, PICTURES[0], "holds the slot")
-        assert encode.reached.wait(30)
+        assert encode.reached.wait(60)
         before = narrow.service.stats().totals.output_tokens
         leaving = [narrow.open_request(user(f"leaver {i}"), stream=i % 2 == 0, max_tokens=50) for i in range(19)]
         eventually(lambda: narrow.engine.loop.stats().waiting == 19)
@@ -104,7 +104,7 @@ def test_B40_leaving_after_the_encode_and_before_prefill_gives_rows_back(house: 
         for round_ in range(50):
             step.close(has_image)
             sock = house.open_request(user(PICTURES[0], PICTURES[1], "x"), stream=round_ % 2 == 0, n=n, max_tokens=500)
-            assert step.reached.wait(30)
+            assert step.reached.wait(60)
             assert len(house.engine.loop._executor.rows) >= 1
             sock.close()
             eventually(lambda: not house.server._in_flight._endings)
@@ -134,7 +134,7 @@ def test_B41_nothing_of_a_picture_or_prompt_runs_on_the_event_loop(
     with ThreadPoolExecutor(1) as pool:
         gate.close(lambda call: once.acquire(blocking=False))
         late = pool.submit(house.ask, PICTURES[2], "late")
-        assert gate.reached.wait(30)
+        assert gate.reached.wait(60)
         assert house.http.get("/health").status_code == 200
         house.ask("meanwhile")
         assert not late.done()
@@ -170,7 +170,7 @@ def test_B42_a_text_stream_goes_on_while_an_image_is_encoded(house: House) -> No
     with ThreadPoolExecutor(4) as pool, gated(house) as (encode, _):
         encode.close(lambda pixels: True)
         images = [pool.submit(house.ask, picture, "wait") for picture in PICTURES[:3]]
-        assert encode.reached.wait(30)
+        assert encode.reached.wait(60)
         assert len(house.stream(user("text goes on"), max_tokens=64)) >= 32
         assert not any(one.done() for one in images)
         encode.open()

@@ -242,3 +242,13 @@ def test_kernels_are_tritons_on_a_gpu_that_has_it(wish: str, device: str, instal
 def test_kernels_that_cannot_run_are_refused(wish: str, device: str, installed: bool, reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):
         resolve(Settings(kernels=wish, device=device), MODEL, DeviceFacts(4, 1, triton=installed))
+
+
+@pytest.mark.parametrize(("cores", "gpus", "decoders"), [(2, 0, 1), (16, 0, 4), (16, 1, 16), (6, 2, 6), (64, 1, 16)])
+def test_beside_a_gpu_every_core_decodes(cores: int, gpus: int, decoders: int) -> None:
+    facts = DeviceFacts(cores, gpus, 10_000 if gpus else None)
+    assert resolve(Settings(), ModelFacts("m", 4096, True, 64), facts).decode_workers == decoders
+    assert resolve(Settings(decode_workers=3), ModelFacts("m", 4096, True, 64), facts).decode_workers == 3
+    if gpus:
+        on_cores = resolve(Settings(mmproj_device="cpu"), ModelFacts("m", 4096, True, 64), facts)
+        assert on_cores.decode_workers == max(1, cores // 4), "the encoder needs them more"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
 from dataclasses import replace
@@ -16,6 +17,7 @@ from foveate.run.draft import NgramDrafter
 from foveate.sched.speculate import DraftLimits
 from tests.spec.guessing import Knowing
 from tests.support import invariants
+from tests.support.engines import answer_of, request, serving
 from tests.support.harness import Drive, Job, Outcome, late, tiny
 from tests.support.tiny_v4 import V4_KINDS, VOCAB
 from tests.support.v4_jobs import make_v4_job
@@ -106,3 +108,14 @@ def test_trees_are_never_asked_of_it(caplog: pytest.LogCaptureFixture) -> None:
         assert draft_limits(NgramDrafter(4), model.verifies_trees, wish).tree == 0
     assert "verifies chains only" in caplog.text
     assert draft_limits(NgramDrafter(4), tiny("dense")[0].verifies_trees, wish).tree == 24
+
+
+@pytest.mark.parametrize("kind", V4_KINDS)
+async def test_a_whole_engine_answers(kind: str) -> None:
+    """Four conversations at once, guessed for by lookup, say what each says alone."""
+    asked = [request(f"hi {i} " * (3 + 9 * i), max_tokens=24) for i in range(4)]
+    async with serving(tiny(kind)[2], draft="none", max_concurrency=1) as service:
+        want = [(await answer_of(service, one))[0] for one in asked]
+    async with serving(tiny(kind)[2], draft="ngram", draft_tree=16, step_tokens=64) as service:
+        got = await asyncio.gather(*(answer_of(service, one) for one in asked))
+    assert [text for text, _ in got] == want and len(set(want)) > 1

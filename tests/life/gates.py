@@ -37,7 +37,7 @@ class Gate:
         self.passed += 1
         if not self._open.is_set() and self._holds(call):
             self.reached.set()
-            assert self._open.wait(60), "a test forgot its gate"
+            assert self._open.wait(120), "a test forgot its gate"
 
 
 class GatedExecutor:

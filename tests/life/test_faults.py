@@ -60,7 +60,7 @@ def test_a_hung_encoder_on_a_thread_is_told_by_health(folder: Path) -> None:
     ):
         encode.close(lambda pixels: True)
         late = pool.submit(house.ask, png(1), "x")
-        assert encode.reached.wait(30)
+        assert encode.reached.wait(60)
         eventually(lambda: house.http.get("/health").status_code == 503)
         assert house.http.get("/health").json()["status"] == "encoder hung"
         house.ask("text goes on")
@@ -74,7 +74,7 @@ def test_closing_does_not_wait_for_ever_for_a_step_that_hangs(folder: Path, monk
     with open_house(folder) as house, ThreadPoolExecutor(1) as pool, gated(house) as (_, step):
         step.close(lambda plan: True)
         stuck = pool.submit(house.post, user("x"))
-        assert step.reached.wait(30)
+        assert step.reached.wait(60)
         house.engine.close()
         assert house.engine.loop.alive and any("leaving its thread" in line for line in house.log.lines)
         step.open()

@@ -1,4 +1,4 @@
-"""Clients that leave, at every stage and in every mode, a hundred times each: at most the step or image under way is
+"""Clients that leave, at every stage and in every API and mode, many times each: at most the step or image under way is
 spent on them, and everything is back where it was."""
 
 from __future__ import annotations
@@ -22,8 +22,18 @@ from tests.life.gates import Gate, gated
 from tests.support.engines import png
 from tests.support.web import PictureHost
 
-ROUNDS = 100
-MODES = pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
+ROUNDS = {"chat": 100}  # of the other APIs, which share all but their words, fewer
+
+
+def modes(*apis: str) -> Any:
+    """Each API, streamed and whole."""
+    pairs = [(api, stream) for api in apis for stream in (False, True)]
+    names = [f"{api}-{'stream' if stream else 'whole'}" for api, stream in pairs]
+    return pytest.mark.parametrize(("api", "stream"), pairs, ids=names)
+
+
+MODES = modes("chat", "messages", "responses")
+TEXT_MODES = modes("chat", "completions", "messages", "responses")
 PICTURES = [png(200 + i) for i in range(3)]
 
 
@@ -33,6 +43,26 @@ def house(folder: Path, web: PictureHost) -> Iterator[House]:
     with open_house(folder, max_concurrency=1, step_tokens=16, mixed_tokens=16, **nets) as house:
         yield house
         house.check()
+
+
+def send(house: House, api: str, content: list[Any], choices: int, **fields: Any) -> socket.socket:
+    """The same question in the words of an API; where there are several choices, `choices` of them."""
+    shown = user(*content)[0]["content"]
+    urls = [part["image_url"]["url"] if part["type"] == "image_url" else None for part in shown]
+    if api == "chat":
+        return house.open_request(user(*content), n=choices, max_tokens=300, **fields)
+    if api == "completions":
+        asked = {"prompt": " ".join(part.get("text", "") for part in shown) * 4, "n": choices, "max_tokens": 300}
+        return house.open_body("/v1/completions", {**asked, "temperature": 0, "ignore_eos": True, **fields})
+    if api == "messages":
+        blocks = [{"type": "image", "source": {"type": "url", "url": url}} if url else part
+                  for part, url in zip(shown, urls, strict=True)]  # fmt: skip
+        asked = {"messages": [{"role": "user", "content": blocks}], "max_tokens": 300}
+        return house.open_body("/v1/messages", {**asked, "temperature": 0, **fields})
+    items = [{"type": "input_image", "image_url": url} if url else {"type": "input_text", "text": part["text"]}
+             for part, url in zip(shown, urls, strict=True)]  # fmt: skip
+    asked = {"input": [{"role": "user", "content": items}], "max_output_tokens": 300}
+    return house.open_body("/v1/responses", {**asked, "temperature": 0, **fields})
 
 
 def vitals() -> tuple[int, int, int]:
@@ -58,13 +88,15 @@ def noticed(gate: Gate, house: House) -> bool:
     return gone(house) and idle_but_for(gate, house)()
 
 
-def rounds(house: House, stream: bool, content: list[Any], reach: Callable[[], Gate], spent: Callable[[], int]) -> None:
-    """A hundred times: send, reach the stage, leave, wait until the server has noticed, open; nothing more is spent."""
+def rounds(
+    house: House, mode: tuple[str, bool], content: list[Any], reach: Callable[[], Gate], spent: Callable[[], int]
+) -> None:
+    """Many times: send, reach the stage, leave, wait until the server has noticed, open; nothing more is spent."""
     before = None
-    for round_ in range(ROUNDS):
+    for round_ in range(ROUNDS.get(mode[0], 30)):
         gate = reach()
-        sock = house.open_request(user(*content), stream=stream, n=1 + 2 * (round_ % 2), max_tokens=300)
-        assert gate.reached.wait(30), "the stage was not reached"
+        sock = send(house, mode[0], content, 1 + 2 * (round_ % 2), stream=mode[1])
+        assert gate.reached.wait(60), "the stage was not reached"
         eventually(idle_but_for(gate, house))
         at = spent()
         sock.close()
@@ -83,15 +115,16 @@ def waits(house: House, requests: int) -> bool:
     return house.engine.loop.stats().waiting == requests
 
 
-@MODES
-def test_leaving_while_queued(house: House, stream: bool) -> None:
+@TEXT_MODES
+def test_leaving_while_queued(house: House, api: str, stream: bool) -> None:
     with ThreadPoolExecutor(1) as pool, gated(house) as (encode, _):
-        for round_ in range(ROUNDS):
+        for round_ in range(ROUNDS.get(api, 30)):
             encode.close(lambda pixels: True)
             holder = pool.submit(house.ask, PICTURES[0], "holds the slot")
-            assert encode.reached.wait(30)
-            sock = house.open_request(user(PICTURES[1], "queued"), stream=stream, n=1 + 2 * (round_ % 2))
-            eventually(partial(waits, house, 1 + 2 * (round_ % 2)))
+            assert encode.reached.wait(60)
+            choices = 1 + 2 * (round_ % 2) if api in ("chat", "completions") else 1
+            sock = send(house, api, [PICTURES[1], "queued"], choices, stream=stream)
+            eventually(partial(waits, house, choices))
             at = encode.passed
             sock.close()
             eventually(partial(waits, house, 0))
@@ -102,7 +135,7 @@ def test_leaving_while_queued(house: House, stream: bool) -> None:
 
 
 @MODES
-def test_leaving_while_fetching(house: House, web: PictureHost, stream: bool) -> None:
+def test_leaving_while_fetching(house: House, web: PictureHost, api: str, stream: bool) -> None:
     gate = Gate()
 
     def slow(page: Any) -> None:
@@ -116,11 +149,11 @@ def test_leaving_while_fetching(house: House, web: PictureHost, stream: bool) ->
         return gate
 
     with gated(house) as (_, step):
-        rounds(house, stream, [part(web.url("/slow")), "look"], reach, lambda: step.passed)
+        rounds(house, (api, stream), [part(web.url("/slow")), "look"], reach, lambda: step.passed)
 
 
 @MODES
-def test_leaving_while_decoding(house: House, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaving_while_decoding(house: House, api: str, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     gate, plain = Gate(), Picture.pixels
 
     def pixels(self: Picture) -> Any:
@@ -133,12 +166,13 @@ def test_leaving_while_decoding(house: House, stream: bool, monkeypatch: pytest.
 
     monkeypatch.setattr(Picture, "pixels", pixels)
     with gated(house) as (encode, step):
-        rounds(house, stream, [*PICTURES, "look"], reach, lambda: encode.passed + step.passed)
+        rounds(house, (api, stream), [*PICTURES, "look"], reach, lambda: encode.passed + step.passed)
 
 
 @MODES
 @pytest.mark.parametrize("image", [1, 3])
-def test_leaving_while_image_k_is_encoded_and_prefill_waits_for_it(house: House, stream: bool, image: int) -> None:
+def test_leaving_while_image_k_is_encoded(house: House, api: str, stream: bool, image: int) -> None:
+    """Prefill waits for it."""
     with gated(house) as (encode, step):
         began = 0
 
@@ -148,11 +182,11 @@ def test_leaving_while_image_k_is_encoded_and_prefill_waits_for_it(house: House,
             encode.close(lambda pixels: encode.passed - began == image)
             return encode
 
-        rounds(house, stream, [*PICTURES, "look"], reach, lambda: encode.passed + step.passed)
+        rounds(house, (api, stream), [*PICTURES, "look"], reach, lambda: encode.passed + step.passed)
 
 
-@MODES
-def test_leaving_while_prefilling(house: House, stream: bool) -> None:
+@TEXT_MODES
+def test_leaving_while_prefilling(house: House, api: str, stream: bool) -> None:
     def middle(plan: StepPlan) -> bool:
         return any(piece.draw is None and piece.start_at > 0 for piece in plan.slices)
 
@@ -162,11 +196,11 @@ def test_leaving_while_prefilling(house: House, stream: bool) -> None:
             step.close(middle)
             return step
 
-        rounds(house, stream, [PICTURES[0], "a text that takes several steps"], reach, lambda: step.passed)
+        rounds(house, (api, stream), [PICTURES[0], "a text that takes several steps"], reach, lambda: step.passed)
 
 
-@MODES
-def test_leaving_while_decoding_tokens(house: House, stream: bool) -> None:
+@TEXT_MODES
+def test_leaving_while_decoding_tokens(house: House, api: str, stream: bool) -> None:
     def late(plan: StepPlan) -> bool:
         return any(piece.draw is not None and piece.draw.index == 5 for piece in plan.slices)
 
@@ -176,7 +210,7 @@ def test_leaving_while_decoding_tokens(house: House, stream: bool) -> None:
             step.close(late)
             return step
 
-        rounds(house, stream, [PICTURES[0], "look"], reach, lambda: step.passed)
+        rounds(house, (api, stream), [PICTURES[0], "look"], reach, lambda: step.passed)
 
 
 def test_a_storm_of_two_hundred_leavers(folder: Path) -> None:

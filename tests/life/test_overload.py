@@ -83,7 +83,7 @@ def test_small_requests_pass_a_large_one_but_only_so_often(folder: Path) -> None
         house.engine.loop._scheduler.plan = noting
         step.close(lambda plan: any(p.draw and p.draw.index == 2 for p in plan.slices))
         answers = [pool.submit(house.ask, "r" * 130, max_tokens=40)]
-        assert step.reached.wait(30)
+        assert step.reached.wait(60)
         for i in range(7):
             content = "l" * 180 if i == 0 else f"small {i}"
             answers.append(pool.submit(house.ask, content, max_tokens=3))

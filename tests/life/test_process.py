@@ -24,9 +24,10 @@ import psutil
 import pytest
 
 from tests.cases.oracle import CHAT, eventually, user
-from tests.support.engines import png
+from tests.support.engines import data_url, png
 
 ROOT = Path(__file__).parents[2]
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 
 
 @contextmanager
@@ -68,6 +69,20 @@ def post(url: str, content: list[Any], **fields: Any) -> httpx.Response:
     return httpx.post(url + CHAT, json=body, timeout=120)
 
 
+def post_elsewhere(url: str, path: str, pictures: list[bytes], most: int, **fields: Any) -> httpx.Response:
+    """The same in the words of another API."""
+    where = [data_url(data) for data in pictures]
+    if path == MESSAGES:
+        blocks: list[Any] = [{"type": "image", "source": {"type": "url", "url": one}} for one in where]
+        turn = {"role": "user", "content": [*blocks, {"type": "text", "text": "tell me"}]}
+        body: dict[str, Any] = {"messages": [turn], "max_tokens": most}
+    else:
+        items: list[Any] = [{"type": "input_image", "image_url": one} for one in where]
+        turn = {"role": "user", "content": [*items, {"type": "input_text", "text": "tell me"}]}
+        body = {"input": [turn], "max_output_tokens": most}
+    return httpx.post(url + path, json=body | fields, timeout=120)
+
+
 def ends(running: subprocess.Popen[str], code: int = 0) -> str:
     """Wait for the end; asserts the exit code and that no child is left. What it logged."""
     _, log = running.communicate(timeout=90)
@@ -83,19 +98,30 @@ class Load:
         self.answers: list[Future[httpx.Response]] = []
         for i in range(54):
             content = [png(i), png(i + 1), "tell me"] if i % 2 else ["tell me"]
-            fields = {"stream": i % 3 == 0, "max_tokens": 1900 if i < 4 else 400}
-            self.answers.append(pool.submit(post, url, content, **fields))
+            stream, most = i % 3 == 0, 1900 if i < 4 else 400
+            if i % 4 in (0, 1):
+                self.answers.append(pool.submit(post, url, content, stream=stream, max_tokens=most))
+            else:
+                pictures, path = [png(i), png(i + 1)] if i % 2 else [], MESSAGES if i % 4 == 2 else RESPONSES
+                self.answers.append(pool.submit(post_elsewhere, url, path, pictures, most, stream=stream))
         eventually(lambda: httpx.get(url + "/health").json()["waiting"] >= 45)
 
     def check(self) -> None:
         """Every one was answered: completely, with 503, or with an error as a stream's last event."""
         for one in self.answers:
             response = one.result()
+            whole, cut = {
+                CHAT: ("data: [DONE]\n\n", '"code":"server_busy"'),
+                MESSAGES: ("event: message_stop", '"type":"overloaded_error"'),
+                RESPONSES: ("event: response.completed", "event: response.failed"),
+            }[response.request.url.path]
             if response.status_code == 200 and "event-stream" in response.headers["content-type"]:
-                assert response.text.endswith("data: [DONE]\n\n") or '"code":"server_busy"' in response.text
+                last = response.text.strip().rpartition("\n\n")[2] + "\n\n"
+                assert whole in last or cut in last or "event: response.incomplete" in last, last
             elif response.status_code != 200:
-                assert response.status_code == 503 and response.json()["error"]["code"] == "server_busy"
-                assert "retry-after" in response.headers
+                error = response.json()["error"]
+                assert response.status_code == 503 and "retry-after" in response.headers
+                assert "overloaded_error" in error["type"] if response.request.url.path == MESSAGES else error["code"]
 
 
 @pytest.mark.parametrize("signals", [1, 2])

@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from foveate.core.errors import CheckpointError
 from foveate.models.deepseek_v4 import DeepseekV4
 from foveate.models.interface import Batch
 from foveate.models.registry import load_text
 from tests.models.v4_bench import TOLERANCE, Bench, in_chunks
 from tests.models.v4_naive import Naive, Prompt
+from tests.support.tiny import write_tensors
 from tests.support.tiny_v4 import VOCAB, make_tiny_v4, tiny_v4_config, tiny_v4_tensors
 from tests.support.v4_blocks import block
 
@@ -148,9 +150,6 @@ def test_a_placeholder_kind_needs_no_row(model: DeepseekV4) -> None:
 
 
 def test_eyes_need_their_biases(tmp_path: Path) -> None:
-    from foveate.core.errors import CheckpointError
-    from tests.support.tiny import write_tensors
-
     make_tiny_v4(tmp_path, "v4_vision")
     tensors = tiny_v4_tensors("v4_vision")
     del tensors["layers.0.ffn.gate.bias_vl"]

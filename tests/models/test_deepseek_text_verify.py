@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,8 +113,6 @@ def test_captures_of_a_verified_step_are_those_of_a_plain_one(models: dict[str, 
 
 
 def test_trees_are_refused_where_they_would_be_run(models: dict[str, DeepseekV4]) -> None:
-    from dataclasses import replace
-
     bench, ids = Bench(models["v4"]), tokens(random.Random(2), 8)
     assert models["v4"].verifies_trees is False
     sequence = bench.begin(ids)

@@ -18,21 +18,11 @@ from foveate.models.weights import Place
 from foveate.ops.fp8 import Blocked
 from foveate.prompt.tokens import Tokens
 from tests.models.oracle import Bench, run_chunks
-from tests.models.test_loading import FP8, equal, tensors_of
+from tests.support.checkpoints import FP8, bare, equal, tensors_of
 from tests.support.tiny import make_tiny
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 KINDS = ("dense", "dense_tied", "moe")
-
-
-def bare(folder: Path, kind: str, **extra: Any) -> Path:
-    """A folder of a kind without a weight in it."""
-    make_tiny(folder, kind)
-    for file in folder.glob("model*"):
-        file.unlink()
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | extra))
-    return folder
 
 
 @pytest.mark.parametrize("kind", KINDS)

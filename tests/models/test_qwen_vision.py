@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from PIL import Image
 
+from foveate.core.values import Frame
 from foveate.models.qwen3_5_vision import GRIDS_KEPT, Qwen35Vision
 from foveate.models.registry import load_vision
 from tests.models.oracle import Oracle
@@ -61,3 +63,9 @@ def test_facts_of_grids_are_kept_for_the_last_ones_only(oracles: dict[str, Oracl
 def test_a_read_only_picture_is_taken_as_it_is(oracles: dict[str, Oracle]) -> None:
     picture = np.frombuffer(bytes(32 * 32 * 3), dtype=np.uint8).reshape(32, 32, 3)
     assert oracles["dense"].tower.encode([picture])[0].shape == (1, 64)
+
+
+def test_a_picture_that_is_still_to_be_resized_is_the_same_picture(oracles: dict[str, Oracle]) -> None:
+    tower, picture = oracles["dense"].tower, pictures()[5][:90, :150]
+    resized = np.asarray(Image.fromarray(picture).resize((160, 96), Image.Resampling.BICUBIC))
+    assert torch.equal(tower.encode([Frame(picture, (96, 160))])[0], tower.encode([resized])[0])

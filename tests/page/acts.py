@@ -26,11 +26,11 @@ def pictures(count: int, width: int = 96) -> list[tuple[str, str]]:
 
 
 def until(page: Any, expression: str, argument: Any = None) -> None:
-    """Wait until an expression holds on the page. Fails after 15 seconds.
+    """Wait until an expression holds on the page. Fails after 60 seconds.
 
     Playwright's own `wait_for_function` evaluates strings from within the page, which the page's policy forbids.
     """
-    for _ in range(300):
+    for _ in range(1200):
         if page.evaluate(expression, argument):
             return
         page.wait_for_timeout(50)

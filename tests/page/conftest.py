@@ -51,7 +51,7 @@ def watched_page(browser: Any, url: str, harmless: tuple[str, ...] = (), **conte
     faults: list[str] = []
     with browser.new_context(**({"viewport": {"width": 1200, "height": 800}} | context)) as visit:
         page = visit.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(60_000)
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("console", lambda line: line.type == "error" and faults.append(line.text))
         page.on(

@@ -49,7 +49,7 @@ def test_two_charts_are_pasted_asked_about_watched_and_found_again(page: Any, li
     write_and_send(page, "And now?")
     until(page, "document.querySelectorAll('.answer')[1]?.innerText.includes('more more')")
     page.click("button.stop")
-    assert live.service.close_seen.wait(10)  # the server was told at once and gave the slot back
+    assert live.service.close_seen.wait(60)  # the server was told at once and gave the slot back
     until(page, "document.querySelectorAll('.answer')[1].innerText.includes('Stopped.')")
     assert live.service.aborted == 1
     kept = answer_text(page)
@@ -74,7 +74,7 @@ def test_lanes_follow_the_servers_own_status(page: Any, live: Live) -> None:
     live.play(hold, *words("Yes"))
     paste(page, 2)
     write_and_send(page, "Well?")
-    assert hold.reached.wait(10)
+    assert hold.reached.wait(60)
     images = (ImageTiming("a", 9, 0.0, 0.1, 0.1, 0.8, 0.8, 1.2), ImageTiming("b", 9, 0.1, 0.2))
     view = RequestView("unknown", "prefill", 30, 0, 1.5, timings=Timings(images=images))
     live.service.views = ((view,), ())
@@ -93,6 +93,21 @@ def test_lanes_follow_the_servers_own_status(page: Any, live: Live) -> None:
     live.service.views = ((), (RequestView("unknown", "stop", 30, 1, 2.0, timings=TIMINGS),))
     page.wait_for_selector("dialog section:has-text('finished') .tl-facts:has-text('hidden')")
     page.keyboard.press("Escape")
+    hold.open()
+    assert answer_text(page) == "Yes"
+
+
+def test_an_encode_that_is_under_way_is_drawn_from_its_start(page: Any, live: Live) -> None:
+    hold = Gate()
+    live.play(hold, *words("Yes"))
+    paste(page, 2)
+    write_and_send(page, "Well?")
+    assert hold.reached.wait(60)
+    images = (ImageTiming("a", 9, 0.0, 0.1, 0.1, 0.8), ImageTiming("b", 9, 0.1, 0.2, 0.8))
+    live.service.views = ((RequestView("unknown", "encode", 30, 0, 1.5, timings=Timings(images=images)),), ())
+    page.wait_for_selector(".answer .tl-facts:has-text('1 of 2')")  # now it is the server's word that is drawn
+    assert page.locator(".answer .tl-bar.encode.open:not(.supposed):not([hidden])").count() == 1
+    assert page.locator(".tl-bar.encode.supposed:not([hidden])").count() == 0
     hold.open()
     assert answer_text(page) == "Yes"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import math
 import pickle
 import struct
@@ -14,12 +15,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 from foveate.core.config import PictureLimits
 from foveate.core.errors import InvalidImage, TooLarge
+from foveate.core.values import Frame, ImageRules
+from foveate.ops.frames import frames_on
 from foveate.prompt.formats import read_header
 from foveate.prompt.pixels import check_total, image_grid, measure
 from tests.prompt.drawings import (
@@ -244,3 +248,16 @@ def test_headers_alone_are_read() -> None:
     assert read_header(data, "p").size == (96, 64) and picture.rows == 6
     with pytest.raises(InvalidImage):
         picture.pixels()
+
+
+@pytest.mark.parametrize("size", [(850, 600), (640, 448), (900, 2500), (4000, 3000), (33, 700)])
+def test_a_picture_whose_resizing_is_left_over_is_the_same_picture(size: tuple[int, int]) -> None:
+    random = np.random.RandomState(size[0])
+    drawn = Image.fromarray(random.randint(0, 256, (size[1] // 4 + 1, size[0] // 4 + 1, 3)).astype(np.uint8))
+    out = io.BytesIO()
+    drawn.resize(size, Image.Resampling.NEAREST).save(out, "PNG")
+    rules = ImageRules(16, 2, 65_536, 1_048_576, (0.5,) * 3, (0.5,) * 3)
+    picture = measure(out.getvalue(), rules, PictureLimits(), "p")
+    got, want = picture.frame(), picture.pixels()
+    assert isinstance(got, Frame) == (size not in ((900, 2500), (4000, 3000))), "much larger, or flattened"
+    assert np.array_equal(frames_on([got], torch.device("cpu"))[0].numpy(), want)

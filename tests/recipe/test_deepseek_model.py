@@ -218,12 +218,13 @@ def test_gradients_reach_every_parameter() -> None:
 def test_attention_is_a_softmax_with_a_sink_dense_and_in_tiles() -> None:
     """Both ways against the formula; flex attention has no gradients on a CPU, dense attention has the right ones."""
     generator = torch.Generator().manual_seed(0)
-    q, keys = (torch.randn(*s, generator=generator, requires_grad=True) for s in ((2, 20, 4, 16), (2, 28, 16)))
+    q, keys = (torch.randn(*s, generator=generator, requires_grad=True) for s in ((2, 300, 4, 16), (2, 310, 16)))
     sink = torch.randn(4, generator=generator, requires_grad=True)
-    seen = torch.rand(2, 20, 28, generator=generator) < 0.4
+    seen = torch.rand(2, 300, 310, generator=generator) < 0.4
     seen[:, 3] = False  # a query that sees nothing but the sink
+    seen[:, 128:256, 128:256], seen[1, 128:256, :128] = True, False  # a tile that is whole, and an empty one
     scores = (torch.einsum("rqhd,rkd->rhqk", q, keys) / 4).masked_fill(~seen[:, None], float("-inf"))
-    scores = torch.cat([scores, sink.view(1, 4, 1, 1).expand(2, -1, 20, 1)], -1)
+    scores = torch.cat([scores, sink.view(1, 4, 1, 1).expand(2, -1, 300, 1)], -1)
     want, dense = torch.einsum("rhqk,rkd->rqhd", scores.softmax(-1)[..., :-1], keys), attend(q, keys, seen, sink)
     assert (dense - want).abs().max() < 1e-5
     grads = [torch.autograd.grad(out.square().sum(), (q, keys, sink)) for out in (want, dense)]

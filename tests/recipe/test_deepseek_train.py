@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from recipe.run import RunPlan
 from recipe.staging import Stager
 from recipe.train import Trainer, TrainPlan, saved_step
 from recipe.train_draft import DraftPlan
-from tests.recipe.sights import CPU, SHAPE, buffer, filled, noise, packs, tokenizer
+from tests.recipe.sights import CPU, SHAPE, buffer, exported, filled, noise, packs, tokenizer
 
 PLAN = TrainPlan(steps=6, warmup=1, log_every=2, save_every=3, lr=1e-2, adam_lr=1e-2)
 
@@ -70,6 +71,15 @@ def test_biases_move_towards_even_use() -> None:
     balance(gate)
     busiest, idlest = int(gate.load[0].argmax()), int(gate.load[0].argmin())
     assert gate.bias[busiest] < 0 < gate.bias[idlest]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="nothing to compile with")
+def test_a_compiled_gate_chooses_as_it_does_uncompiled() -> None:
+    """Two scatters into zeros once came out of the compiler as one."""
+    gate = exported()[1].layers[-1].ffn.gate
+    x, ids, image = torch.randn(96, SHAPE.text.hidden), torch.zeros(96, dtype=torch.int64), torch.arange(96) % 3 == 0
+    compiled = torch.compile(gate, dynamic=False)(x, ids, image)
+    assert (compiled - gate(x, ids, image)).abs().max() < 1e-5
 
 
 def test_matrices_are_orthogonalised_part_by_part() -> None:

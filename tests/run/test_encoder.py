@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import threading
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ import pytest
 import torch
 
 from foveate.core.errors import EncodeFailed, InvalidImage
-from foveate.run.encoder import Decoded, EncoderStream
+from foveate.core.values import Frame
+from foveate.run.encoder import Decoded, EncoderStream, reader
 from foveate.run.encoder_worker import Encoded, Lost, TowerSource
 
 PLACES = ["inline", "thread", "process"]
@@ -69,7 +71,7 @@ class Bench:
             if set(keys) <= set(found):
                 return found
             if not self.stream.inline_work:
-                assert self.bell.wait(30), f"no answer for {set(keys) - set(found)}"
+                assert self.bell.wait(120), f"no answer for {set(keys) - set(found)}"
                 self.bell.clear()
 
 
@@ -168,3 +170,16 @@ def test_a_tower_that_cannot_load_says_so() -> None:
     with pytest.raises(EncodeFailed, match="no such weights"):
         stream.worker.wait_ready()  # type: ignore[attr-defined]
     stream.close()
+
+
+def test_resizing_is_left_to_a_gpu_only() -> None:
+    class Both(Square):
+        def frame(self) -> Any:
+            return Frame(self.pixels(), (6, 10))
+
+    picture = Both("a", 7)
+    assert isinstance(reader("cpu", "thread")(picture), np.ndarray)
+    left = reader("cuda:1", "process")(picture)
+    assert isinstance(left, Frame) and left.size == (6, 10) and left.nbytes == 3 * 5 * 3
+    again = pickle.loads(pickle.dumps(left))
+    assert again.size == left.size and np.array_equal(again.pixels, left.pixels), "it travels to another process"

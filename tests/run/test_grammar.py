@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from foveate.core.chat import Form
+from foveate.core.chat import Form, Tools
 from foveate.core.errors import CheckpointError, RequestFailed
 from foveate.core.plan import Draw, Slice
 from foveate.core.values import Sampling
@@ -58,6 +58,50 @@ def test_a_matcher_goes_back_and_is_built_anew_when_it_must() -> None:
         output = output[: rng.randint(0, len(output))]
         mask, fresh = walked.allowed(draw(output)), other.allowed(draw(output, seed=rng.randrange(10**9)))
         assert mask is not None and fresh is not None and torch.equal(mask, fresh)
+
+
+F = {"name": "f", "parameters": {"type": "object", "properties": {"a": {"type": "string"}}}}
+CALL = grammar_of(None, Tools((F,), "required"), Frame())
+SHORT = grammar_of(Form("regex", "(red|blue)/[0-9]{2}"), None, Frame())
+
+
+@pytest.mark.parametrize("grammar", [SCHEMA, SHORT, CALL], ids=["schema", "regex", "call"])
+def test_a_matcher_that_took_the_end_goes_back_all_the_same(grammar: str) -> None:
+    """As after a guess that went to the end and was wrong, and for a second request with the same form and seed."""
+    rng, walked, other = random.Random(5), load(), load()
+    ends = 0
+
+    def check(output: list[int]) -> list[int]:
+        mask, fresh = walked.allowed(draw(output, grammar)), other.allowed(draw(output, grammar, rng.randrange(10**9)))
+        assert mask is not None and fresh is not None and torch.equal(mask, fresh), TOKENS.text(output)
+        return [int(token) for token in mask.nonzero().flatten()]
+
+    for _ in range(8):
+        output: list[int] = []
+        while END not in output and len(output) < 40:
+            ahead = list(output)
+            while END not in ahead and len(ahead) < len(output) + 6:
+                ahead.append(rng.choice(check(ahead)))
+            check(ahead)
+            ends += END in ahead
+            output.append(rng.choice(check(output)))
+    assert ends > 3 or grammar == CALL
+
+
+def test_the_bound_of_a_thought_is_a_function_of_the_output() -> None:
+    grammars, words, end = load(), TOKENS.encode("well then"), TOKENS.encode("</think>")
+    bound = Sampling(thought_len=len(words))
+    for output, only in (
+        (words[:-1], None), (words, end[0]), ([*words, *end], None), ([*words, *words], None),
+        ([*end, *words], None), ([*end, *words][: len(words)], None),
+    ):  # fmt: skip
+        mask = grammars.allowed(Draw(bound, len(output), (*words, *output), len(output)))
+        assert (None if mask is None else mask.nonzero().flatten().tolist()) == (None if only is None else [only])
+    formed = Sampling(grammar=grammar_of(Form("choice", ["a", "b"]), None, Frame(opened=True)), thought_len=2)
+    mask = grammars.allowed(Draw(formed, 2, tuple(words[:2]), 2))
+    assert mask is not None and mask.nonzero().flatten().tolist() == [end[0]]
+    after = grammars.allowed(Draw(formed, 2 + len(end), (*words[:2], *end), 2 + len(end)))
+    assert after is not None and {TOKENS.text([int(token)]) for token in after.nonzero()} <= {"a", "b", "\n", "\n\n"}
 
 
 def test_what_does_not_follow_the_grammar_fails_alone() -> None:

@@ -16,14 +16,16 @@ import torch
 from foveate.core.plan import Draw, Slice
 from foveate.core.values import Ending, Sampling
 from foveate.models.interface import Capture, Memory
-from foveate.models.qwen3_5 import Qwen35
-from foveate.models.qwen3_5_device import Qwen35OnDevice
+from foveate.models.qwen3_5 import Dense, Qwen35
+from foveate.models.qwen3_5_device import Qwen35OnDevice, stand_in
 from foveate.ops.kernels import torch_kernels
+from foveate.ops.lanes import glance
 from foveate.run.batch import lay_out
 from foveate.run.cache import allocate
 from foveate.run.embeds import RowStore
 from foveate.run.graphs import EvenSteps, Shape, Spare
-from foveate.run.sampler import Look, glance
+from foveate.run.sampler import Look
+from foveate.run.warm import rehearse, warm_up
 from foveate.sched.speculate import DraftLimits
 from tests.spec.guessing import Knowing
 from tests.spec.test_verify_pass import NOISE, near
@@ -32,14 +34,15 @@ from tests.support.invariants import alone
 
 PAGES, PAGE_LEN, SLOTS = 40, 4, 5
 CAPTURE = Capture((0, 2), final=True)
+SPARE = Spare(PAGES, SLOTS)
 GREEDY = Draw(Sampling(temperature=0.0), 0)
 
 
-def even_steps(kind: str, memory: Memory, lanes: int = 8, pages: int = PAGES, slots: int = SLOTS) -> EvenSteps:
+def even_steps(kind: str, memory: Memory, lanes: int = 8, spare: Spare = SPARE, most_pages: int = 30) -> EvenSteps:
     model = tiny(kind)[0]
     assert isinstance(model, Qwen35)
     on_device = Qwen35OnDevice(model.config, model.trunk, torch_kernels())
-    return EvenSteps(on_device, memory, Spare(pages, slots), "cpu", lanes, 30, record=False)
+    return EvenSteps(on_device, memory, spare, "cpu", lanes, most_pages, record=False)
 
 
 def fresh(kind: str) -> Memory:
@@ -128,6 +131,31 @@ def test_verified_chains_equal_mixed_ones(kind: str, seed: int) -> None:
         assert near([t[n] for t in other.state.values()], [t[n] for t in memory.state.values()]) < NOISE
 
 
+@pytest.mark.parametrize("kind", ["dense", "moe"])
+def test_warming_up_touches_only_the_spare_page_and_slot(kind: str) -> None:
+    memory = fresh(kind)
+    even = even_steps(kind, memory)
+    warm_up(tiny(kind)[0], memory, even.spare, "cpu", 30)
+    even.prepare(CAPTURE)
+    assert all((t == -7.0).all() for t in leased(memory)), "memory that may be leased was written"
+    assert {shape.lanes for shape, _ in even._programs} == {1, 2, 4, 8}
+
+
+@pytest.mark.parametrize("kind", ["dense", "dense_tied", "moe"])
+def test_a_stand_in_has_the_models_sizes_and_runs(kind: str) -> None:
+    model = tiny(kind)[0]
+    assert isinstance(model, Qwen35)
+    other = stand_in(model.config, (torch.device("cpu"), torch.float32), torch_kernels())
+    by_kind = {type(layer.mixer): layer for layer in model.trunk.layers}
+    for layer in other.trunk.layers:
+        own = by_kind[type(layer.mixer)].mixer
+        for name in own.__dataclass_fields__:
+            assert getattr(layer.mixer, name).shape == getattr(own, name).shape, name
+        if isinstance(mlp := by_kind[type(layer.mixer)].mlp, Dense):
+            assert isinstance(layer.mlp, Dense) and layer.mlp.gate_up.shape == mlp.gate_up.shape
+    rehearse(other, "cpu", 2, PAGE_LEN)
+
+
 def test_what_is_not_even_does_not_fit() -> None:
     even, plain = even_steps("dense", fresh("dense"), lanes=2), piece(0, 5, [1])
     assert even.fits([plain, piece(1, 5, [1, 2, 3], 2)])
@@ -136,11 +164,11 @@ def test_what_is_not_even_does_not_fit() -> None:
     assert not even.fits([piece(0, 5, [1], draw=None)])
     assert not even.fits([piece(0, 5, [1] * 18, 17)])
     assert not even.fits([replace(piece(0, 5, [1, 2, 3], 2), parents=(0, 0))])
+    assert not even.fits([replace(plain, pages=tuple(range(36)))])  # longer than any sequence may grow
 
 
 def test_steps_are_rounded_up_to_few_shapes_that_hold_what_fills_them_up() -> None:
-    even = even_steps("dense", fresh("dense"))
-    even.most_pages = 5000
+    even = replace(even_steps("dense", fresh("dense")), most_pages=5000)
     assert even.shape_of([piece(0, 5, [1])]) == Shape(1, 1, 512)
     assert even.shape_of([piece(n, 5, [1] * 8, 7) for n in range(5)]) == Shape(8, 9, 512)
     # The table must reach as far as the filler tokens do, and no further than the longest sequence filled up.
@@ -158,7 +186,8 @@ class EvenDrive(Drive):
         parts = ({name: torch.cat([t, t[:1]]) for name, t in part.items()} for part in (held.paged, held.state))
         memory = Memory(*parts, held.page_len)
         self.runner._memory, self.taken = memory, 0
-        self._even = even_steps(kind, memory, limits.slots, limits.pages, limits.slots)
+        most_pages = -(-limits.max_ctx // limits.page_len)
+        self._even = even_steps(kind, memory, limits.slots, Spare(limits.pages, limits.slots), most_pages)
         self.runner.even = self  # type: ignore[assignment]
 
     def fits(self, slices: Any) -> bool:

@@ -30,10 +30,10 @@ class Live:
         self.service = service
         self.server = server
         self.url = url
-        self.http = httpx.Client(base_url=url, timeout=30)
+        self.http = httpx.Client(base_url=url, timeout=60)
 
     def openai(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=30)
+        return openai.OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0, timeout=60)
 
     def chat(self, **fields: Any) -> httpx.Response:
         return self.http.post(CHAT, json={"messages": HELLO, **fields})
@@ -53,7 +53,7 @@ class Live:
 
     def connect(self) -> socket.socket:
         host, _, port = self.url.removeprefix("http://").rpartition(":")
-        return socket.create_connection((host, int(port)), timeout=20)
+        return socket.create_connection((host, int(port)), timeout=60)
 
     def send_chat(self, sock: socket.socket, **fields: Any) -> None:
         """Send a chat request on a raw connection."""
@@ -82,11 +82,11 @@ def running(limits: Limits | None = None) -> Iterator[Live]:
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]})
     thread.start()
     try:
-        assert ready.wait(20)
+        assert ready.wait(60)
         live = Live(service, server, url_of(sock))
         with live.http:
             yield live
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.server.scripted import LOOK, Stage, on_stage
-from tests.server.test_tools_chat import ASK, PIXELS, TOOLS, both, streamed, whole
+from tests.server.test_tools_chat import ASK, PIXELS, TOOLS, streamed, whole
 from tests.support.engines import data_url, png
 from tests.support.tiny_v4 import make_tiny_v4
 
@@ -55,7 +55,10 @@ def called(message: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def test_two_calls_behind_words(stage: Stage) -> None:
-    message, reason, _ = both(stage, f"Let me see.\n\n{block(LOOKED, NOW)}", tools=TOOLS)
+    text = f"Let me see.\n\n{block(LOOKED, NOW)}"
+    message, reason, _ = alike(stage, text, tools=TOOLS)
+    stage.script.say(text, bytewise=True)
+    assert streamed(stage, tools=TOOLS)[:2] == (message, reason), "tokens of one byte, half characters among them"
     assert message["content"] == "Let me see." and reason == "tool_calls"
     assert called(message) == [("look", ARGUMENTS), ("now", "{}")]
 

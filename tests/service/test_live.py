@@ -93,7 +93,7 @@ async def test_an_encode_is_seen_from_its_start() -> None:
 
 
 async def test_an_encode_in_another_process_is_seen_from_its_start() -> None:
-    faults = {"inject_fault": "encode-hang:2", "encode_timeout_s": 1.0}
+    faults = {"inject_fault": "encode-hang:2", "encode_timeout_s": 3.0}
     async with serving(tiny("dense")[2], encoder_worker="process", **faults) as service:
         answer = await service.chat(request("hi", png(1), png(2)))
         await until(service, lambda live: under_way(live) == [1])  # it hangs there until its process is ended

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foveate.core.config import Settings
 from foveate.core.errors import CheckpointError
 from foveate.core.values import Ending
+from foveate.models import deepseek_v4_dspark
 from foveate.models.deepseek_v4 import DeepseekV4
-from foveate.models.deepseek_v4_draft_weights import load_spark, v4_draft_kind
-from foveate.models.deepseek_v4_dspark import SparkDrafter
+from foveate.models.deepseek_v4_config import v4_config
+from foveate.models.deepseek_v4_draft_weights import load_spark, spark_shapes, v4_draft_kind
+from foveate.models.deepseek_v4_dspark import SparkConfig, SparkDrafter
+from foveate.models.deepseek_v4_step import Trial
 from foveate.models.drafting import Asked, Seen
 from foveate.models.interface import Memory
 from foveate.models.weights import Place
@@ -24,11 +30,12 @@ from foveate.run.draft import ModelDrafter
 from foveate.run.drafters import find_drafter
 from foveate.sched.speculate import DraftLimits
 from tests.models.v4_bench import Bench
+from tests.models.v4_release import RELEASE
 from tests.spec.v4_draft_naive import Drafting, spark
 from tests.support.harness import Drive, Job, Outcome, late, tiny
 from tests.support.invariants import alone
 from tests.support.tiny_v4 import VOCAB, make_tiny_v4
-from tests.support.tiny_v4_draft import BLOCK, make_tiny_drafting
+from tests.support.tiny_v4_draft import BLOCK, INDEX, make_tiny_drafting
 from tests.support.v4_jobs import FIRST, PLACEHOLDER, Square, make_v4_job, v4_job
 
 PLACE = Place(torch.device("cpu"), torch.float32)
@@ -218,6 +225,37 @@ def test_rejection_at_every_position_leaves_no_trace(standing: int, prompt_len: 
     assert (one - two).abs().max() < 1e-5
 
 
+def tails_never_move(seen: Seen, tails: Tensor, vocab: int) -> None:
+    tails.index_fill_(0, seen.slots, 0)
+
+
+def everything_stands(self: Trial, paths: object) -> None:
+    taken = [range(len(stretch)) for stretch in self.begun]
+    COMMIT(self, taken)
+
+
+def context_is_a_row_short(asked: Asked, memory: Memory, window: int, back: int = 0) -> object:
+    return CONTEXT(asked, memory, window, 1)
+
+
+COMMIT, CONTEXT = Trial.commit, deepseek_v4_dspark.context_of
+FAULTS = [
+    (deepseek_v4_dspark, "note_tails", tails_never_move, lambda: test_the_context_is_the_run_behind_the_last_image(9)),
+    (Trial, "commit", everything_stands, lambda: test_rejection_at_every_position_leaves_no_trace(2, 10)),
+    (deepseek_v4_dspark, "context_of", context_is_a_row_short, lambda: test_a_block_is_what_the_formulas_say("v4", 0)),
+]
+
+
+@pytest.mark.parametrize(("where", "name", "fault", "notice"), FAULTS, ids=[name for _, name, _, _ in FAULTS])
+def test_planted_faults_are_noticed(
+    where: object, name: str, fault: object, notice: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notice()
+    monkeypatch.setattr(where, name, fault)
+    with pytest.raises(AssertionError):
+        notice()
+
+
 # --- through the engine's scheduler and runner ---
 
 
@@ -328,8 +366,6 @@ def test_a_wider_block_is_the_formulas_wider_block() -> None:
 def test_what_does_not_fit_is_named_and_auto_goes_on_without(
     change: dict[str, object], reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    import json
-
     make_tiny_drafting(tmp_path, "v4", "dspark")
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | change))
@@ -337,6 +373,34 @@ def test_what_does_not_fit_is_named_and_auto_goes_on_without(
         find_drafter(Settings(draft="mtp"), tmp_path, None, tiny("v4")[0], PLACE)
     assert find_drafter(Settings(), tmp_path, None, tiny("v4")[0], PLACE) is None
     assert any(reason in record.getMessage() for record in caplog.records)
+
+
+def test_shapes_of_the_release() -> None:
+    """As released: three stages, features of three layers, rank 256; the head's tensors stand in the last stage."""
+    target = v4_config(RELEASE | {"vision_n_layers": 32})
+    shapes = spark_shapes(target, SparkConfig(5, 128799, (40, 41, 42), 256), 3, False)
+    want = {"mtp.0.main_proj.weight": (4096, 12288), "mtp.0.main_norm.weight": (4096,), "mtp.2.norm.weight": (4096,)}
+    want |= {"mtp.2.hc_head_fn": (4, 16384), "mtp.2.markov_head.markov_w1.weight": (129280, 256)}
+    want |= {"mtp.2.confidence_head.proj.weight": (1, 4352), "mtp.1.ffn.gate.bias_vl": (256,)}
+    want |= {"mtp.1.attn.wo_a.weight": (8192, 4096), "mtp.2.ffn.experts.255.w2.weight": (4096, 2048)}
+    assert {name: shapes[name] for name in want} == want
+    assert not any("compressor" in name or "tid2eid" in name for name in shapes)
+    assert not [name for name in shapes if ".norm" in name and name.startswith(("mtp.0.norm", "mtp.1.norm"))]
+
+
+def test_eight_bit_projections_become_the_numbers_they_stand_for(tmp_path: Path) -> None:
+    """main_proj as the release stores it, float8 with a scale of a power of two for each square of 128."""
+    make_tiny_drafting(tmp_path, "v4", "dspark")
+    path, name = tmp_path / "drafter.safetensors", "mtp.0.main_proj"
+    tensors = load_file(path)
+    codes = tensors[f"{name}.weight"].to(torch.float8_e4m3fn)
+    tensors |= {f"{name}.weight": codes, f"{name}.scale": torch.tensor([[0.25]]).to(torch.float8_e8m0fnu)}
+    save_file(tensors, path)
+    index = json.loads((tmp_path / INDEX).read_text())
+    index["weight_map"][f"{name}.scale"] = path.name
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    drafter = drafter_of("v4", tmp_path)
+    assert torch.equal(drafter.weights.main, codes.float().T / 4)
 
 
 def test_a_text_checkpoint_without_drafter_has_none(tmp_path: Path) -> None:

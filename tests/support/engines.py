@@ -101,8 +101,8 @@ def fault_in_rest(engine: Engine) -> str | None:
 
 
 async def settle(engine: Engine) -> None:
-    """Wait until the engine is at its baseline. Fails after ten seconds."""
-    for _ in range(2000):
+    """Wait until the engine is at its baseline. Fails after a minute."""
+    for _ in range(12000):
         if (fault := fault_in_rest(engine)) is None:
             return
         await asyncio.sleep(0.005)

@@ -104,10 +104,12 @@ function startOf(images) {
 }
 
 /**
- * The server tells of an encode once it is over. Images are encoded one by one, so the first that is not is taken to be
- * under way since it could begin; `supposed` marks the window as no more than that.
+ * An encoder of its own is told about from the start of each encode; one that takes turns with the model, once it is
+ * over. Images are encoded one by one, so then the first that is not is taken to be under way since it could begin;
+ * `supposed` marks the window as no more than that.
  */
 function supposed(images) {
+  if (images.some(({ encode }) => encode !== null && encode[1] === null)) return images;
   const index = images.findIndex(({ encode }) => encode === null);
   const image = images[index];
   if (!image || image.prefill || !image.decode?.[1]) return images;
