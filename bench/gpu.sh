@@ -9,7 +9,7 @@ out=${1:?where the results go} python=${2:-.venv/bin/python}
 cd "$(dirname "$0")/.." && mkdir -p "$out" && out=$(cd "$out" && pwd)
 export PYTHONPATH=$PWD
 foveate="$python -m foveate.cli"
-dummy="--load-format dummy --max-ctx 16384 --kv-tokens 147456"
+dummy="--load-format dummy --kernels triton --max-ctx 16384 --kv-tokens 147456"
 
 try() { # NAME SECONDS COMMAND...: the last line of its output is the record
   local name=$1 limit=$2; shift 2
@@ -31,7 +31,7 @@ try ttft-4b 300 $foveate bench ttft /tmp/qwen3_5-4b --repeats 4 $dummy
 try decode-4b-text 120 $foveate bench decode /tmp/qwen3_5-4b --workload text --batches 1,2,4,8 --max-tokens 256 --repeats 2 $dummy
 try decode-4b-charts 120 $foveate bench decode /tmp/qwen3_5-4b --workload charts --batches 1,2,4,8 --max-tokens 256 --repeats 2 $dummy
 try decode-4b-fp8 120 $foveate bench decode /tmp/qwen3_5-4b-fp8 --workload text --batches 1,8 --max-tokens 256 --repeats 2 $dummy
-try itl-4b 180 $foveate bench itl /tmp/qwen3_5-4b --load-format dummy --max-ctx 16384 --kv-tokens 262144
+try itl-4b 180 $foveate bench itl /tmp/qwen3_5-4b --load-format dummy --kernels triton --max-ctx 16384 --kv-tokens 262144
 try start-27b 240 $foveate bench start --repeats 1 /tmp/qwen3_5-27b $dummy
 try ttft-27b 300 $foveate bench ttft /tmp/qwen3_5-27b --ladder 1,16 --repeats 2 --no-beside $dummy
 try decode-27b 150 $foveate bench decode /tmp/qwen3_5-27b --workload text --batches 1,8 --max-tokens 128 --repeats 2 $dummy

@@ -169,9 +169,12 @@ def _need_ones(*numbers: int) -> None:
 
 def _numbers(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(word) for word in text.split(",") if word)
+        numbers = tuple(int(word) for word in text.split(",") if word)
     except ValueError:
-        raise typer.BadParameter(f"{text}: numbers with commas between them") from None
+        numbers = ()
+    if not numbers:
+        raise typer.BadParameter(f"{text!r}: numbers with commas between them")
+    return numbers
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import math
 import queue
 import threading
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
@@ -148,7 +149,36 @@ def _ask(content: Content, history: Iterable[tuple[str, Content]], wishes: dict[
     return Ask(content, tuple(history), Wishes(**wishes), **extra)
 
 
+# Least and most of each wish, as the HTTP APIs have them; an open end stands just inside.
+_RANGES: tuple[tuple[str, type, float, float], ...] = (
+    ("temperature", float, 0, 2),
+    ("top_p", float, math.ulp(0.0), 1),
+    ("top_k", int, -1, 2**31 - 1),
+    ("min_p", float, 0, 1),
+    ("frequency_penalty", float, -2, 2),
+    ("presence_penalty", float, -2, 2),
+    ("repetition_penalty", float, math.ulp(0.0), 10),
+    ("seed", int, -(2**63), 2**63 - 1),
+    ("max_tokens", int, 1, 2**31 - 1),
+    ("min_tokens", int, 0, 2**31 - 1),
+    ("n", int, 1, 1),
+)
+
+
+def _check(wishes: Wishes) -> None:
+    """Raise InvalidRequest for a wish that no HTTP client could make either, and for more answers than one."""
+    for name, kind, least, most in _RANGES:
+        value = getattr(wishes, name)
+        if value is None:
+            continue
+        if not isinstance(value, (int, kind)) or not least <= value <= most:
+            raise InvalidRequest(f"{name} is a number from {least:g} to {most:g}", name)
+    if isinstance(wishes.stop, str) or not all(isinstance(stop, str) and stop for stop in wishes.stop):
+        raise InvalidRequest("stop is a sequence of texts that are not empty", "stop")
+
+
 def _request(ask: Ask) -> ChatRequest:
+    _check(ask.wishes)
     images: list[ImageSource] = []
     turns = (*ask.history, ("user", ask.content))
     messages = tuple({"role": role, "content": _parts(content, images)} for role, content in turns)
@@ -159,8 +189,11 @@ def _request(ask: Ask) -> ChatRequest:
 def _parts(content: Content, images: list[ImageSource]) -> str | list[dict[str, Any]]:
     if isinstance(content, str):
         return content
+    pieces: Sequence[Any] = [content] if isinstance(content, (Path, bytes)) else content
+    if not isinstance(pieces, Sequence) or not all(isinstance(piece, (str, Path, bytes)) for piece in pieces):
+        raise InvalidRequest("content is a text, a Path or bytes of a picture, or a sequence of these")
     parts: list[dict[str, Any]] = []
-    for piece in [content] if isinstance(content, (Path, bytes)) else content:
+    for piece in pieces:
         if isinstance(piece, str):
             parts.append({"type": "text", "text": piece})
             continue

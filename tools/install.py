@@ -21,6 +21,7 @@ TORCH_CPU = "torch==2.13.0"
 TORCH_GPU = "torch>=2.11"
 # Drafters are compared with this package; what it asks for pins other versions of torch and transformers.
 REFERENCES = ("dflash==0.1.0",)
+INTERPRETER = "triton==3.6.0"  # its interpreter runs the GPU kernels on a CPU; a CUDA build of torch brings its own
 CPU_BUILDS = "https://download.pytorch.org/whl/cpu"
 
 
@@ -77,6 +78,8 @@ def main() -> None:
     check(pip(python, "install", "--quiet", "--editable", target))
     if args.extra == "test":
         check(pip(python, "install", "--quiet", "--no-deps", *REFERENCES))
+        if subprocess.run([str(python), "-c", "import triton"], capture_output=True).returncode:
+            check(pip(python, "install", "--quiet", "--no-deps", INTERPRETER))
 
 
 if __name__ == "__main__":

@@ -77,7 +77,7 @@ class Settings:
         "Weights: auto (the checkpoint's) or dummy (random ones of its dimensions; JSON files suffice).",
     )
     kernels: str = _option(
-        "auto", "Operators of Qwen3.5's language model: auto (triton on a GPU), torch (plain and slower) or triton."
+        "auto", "Operators of Qwen3.5's language model: auto (torch until Triton's are measured), torch or triton."
     )
     graphs: bool = _option(True, "Replay recorded decode steps where triton runs; off: launch each operator anew.")
     max_concurrency: int = _option(8, "Requests that run at once; further ones queue.")
@@ -288,7 +288,7 @@ def _kernels(wish: str, gpu: bool, facts: DeviceFacts) -> str:
         raise ConfigError("kernels triton needs a language model on a CUDA device")
     if wish == "triton" and not facts.triton:
         raise ConfigError("kernels triton asked for, but triton is not installed")
-    return "triton" if wish != "torch" and gpu and facts.triton else "torch"
+    return "triton" if wish == "triton" else "torch"  # auto: docs/adr/0008, until they have run on a GPU
 
 
 def _split_threads(settings: Settings, shared_cpu: bool, facts: DeviceFacts) -> tuple[int, int]:

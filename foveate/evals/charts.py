@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from foveate.core.errors import ConfigError, RequestFailed
 from foveate.evals.score import Outcome, description_is_right, identical, is_right, shares
 
 DEMO = Path(__file__).parent.parent / "demo"
@@ -34,6 +35,7 @@ SETS: Mapping[str, tuple[str, str, str]] = {
     "images": ("pictures/quick.jsonl", "pictures", "images"),
     "pictures": ("pictures/pictures.jsonl", "pictures", ""),
 }
+NO_ANSWER = "[no answer: "
 Ask = Callable[[str, Sequence[Path]], Awaitable[str]]
 
 
@@ -71,6 +73,11 @@ class Report:
     def right(self) -> int:
         return sum(outcome.right for outcome in self.outcomes)
 
+    @property
+    def unanswered(self) -> tuple[str, ...]:
+        """The reasons of the requests that failed."""
+        return tuple(outcome.answer for outcome in self.outcomes if outcome.answer.startswith(NO_ANSWER))
+
     def line(self) -> str:
         """The one JSON line that ends a run."""
         record: dict[str, Any] = {
@@ -80,6 +87,8 @@ class Report:
             "by_images": {str(number): list(pair) for number, pair in shares(self.outcomes, "images").items()},
             "by_kind": {kind: list(pair) for kind, pair in shares(self.outcomes, "kind").items()},
         }
+        if self.unanswered:
+            record["unanswered"] = len(self.unanswered)
         if self.identical is not None:
             record["identical"] = self.identical
         return json.dumps(record)
@@ -120,8 +129,8 @@ class Plan:
 
 
 async def run(plan: Plan, ask: Ask) -> Report:
-    """Asks every question of a set."""
-    name, out, against = plan.name, plan.out, plan.against
+    """Asks every question of a set. Raises ConfigError, before the first, for files and numbers that cannot be."""
+    name, out, known = plan.name, plan.out, _checked(plan)
     questions = load(name, plan.limit)
     gate = asyncio.Semaphore(plan.concurrency)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -139,14 +148,28 @@ async def run(plan: Plan, ask: Ask) -> Report:
         out.write_text(
             "".join(json.dumps(asdict(outcome), ensure_ascii=False) + "\n" for outcome in outcomes), encoding="utf-8"
         )
-    return Report(name, outcomes, identical(outcomes, answers(against)) if against is not None else None)
+    return Report(name, outcomes, identical(outcomes, known) if known is not None else None)
+
+
+def _checked(plan: Plan) -> dict[str, str] | None:
+    """The answers to compare with. What is wrong with a plan is told before hours of asking, not after."""
+    if plan.concurrency < 1 or (plan.limit is not None and plan.limit < 1):
+        raise ConfigError("concurrency and limit of an evaluation are at least 1")
+    try:
+        if plan.out is not None:
+            plan.out.open("a").close()
+        return None if plan.against is None else answers(plan.against)
+    except OSError as error:
+        raise ConfigError(f"{error.filename}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{plan.against} holds no answers of an earlier run") from error
 
 
 async def _answer(ask: Ask, question: Question) -> str:
     try:
         return await ask(question.question, question.images)
     except (httpx.HTTPError, OSError, ValueError) as failure:
-        return f"[no answer: {type(failure).__name__}: {failure}]"
+        return f"{NO_ANSWER}{type(failure).__name__}: {failure}]"
 
 
 def answers(path: Path) -> dict[str, str]:
@@ -156,7 +179,12 @@ def answers(path: Path) -> dict[str, str]:
 
 
 def print_report(report: Report, console: Console | None = None) -> None:
-    """The table by number of pictures and by kind; the JSON line goes to standard output after it."""
+    """The table by number of pictures and by kind; the JSON line goes to standard output after it.
+
+    Raises RequestFailed when nothing was answered: a server that is not there has no score.
+    """
+    if report.outcomes and len(report.unanswered) == len(report.outcomes):
+        raise RequestFailed(f"no question was answered; the first: {report.unanswered[0]}")
     console = console or Console(stderr=True)
     table = Table(title=f"{report.name}: {report.right} of {len(report.outcomes)} right")
     for column, justify in (("", "left"), ("right", "right"), ("asked", "right"), ("share", "right")):

@@ -184,9 +184,7 @@ def _stream(x: Tensor, state: Tensor, lanes: Lanes) -> Tensor:
     return torch.cat([past, x.unflatten(0, (-1, lanes.width))], 1)
 
 
-def delta(
-    mixed: Tensor, convolved: Tensor, weights: DeltaWeights, state: Tensor, lanes: Lanes, out: Tensor
-) -> None:
+def delta(mixed: Tensor, convolved: Tensor, weights: DeltaWeights, state: Tensor, lanes: Lanes, out: Tensor) -> None:
     """The gated delta rule token by token, normed and gated: out [tokens, value heads * value dim].
 
     mixed: the projection [tokens, columns], convolved: its convolved columns [tokens, channels]; state: float32

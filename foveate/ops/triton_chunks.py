@@ -320,9 +320,7 @@ def _output_kernel(
     tl.store(place, o.to(out.dtype.element_ty), mask=real[:, None] & columns[None, :])
 
 
-def delta_runs(
-    mixed: Tensor, convolved: Tensor, weights: DeltaWeights, state: Tensor, runs: Runs, out: Tensor
-) -> None:
+def delta_runs(mixed: Tensor, convolved: Tensor, weights: DeltaWeights, state: Tensor, runs: Runs, out: Tensor) -> None:
     """As `lanes.delta`, for the many tokens of runs."""
     sizes, lanes, dtype = weights.sizes, runs.lanes, convolved.dtype
     heads, key_dim, dim = sizes.value_heads, sizes.key_dim, sizes.value_dim

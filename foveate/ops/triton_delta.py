@@ -176,9 +176,7 @@ def _delta_kernel(
         tl.store(place, s, mask=whole)
 
 
-def delta(
-    mixed: Tensor, convolved: Tensor, weights: DeltaWeights, state: Tensor, lanes: Lanes, out: Tensor
-) -> None:
+def delta(mixed: Tensor, convolved: Tensor, weights: DeltaWeights, state: Tensor, lanes: Lanes, out: Tensor) -> None:
     """As `lanes.delta`, for lanes of any lengths."""
     _delta((mixed, convolved, state, out), weights, lanes, None)
 

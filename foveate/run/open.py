@@ -120,9 +120,7 @@ def open_runner(
     """A runner with its memory allocated, and where it has kernels of its own, warm."""
     even = isinstance(model, EvenModel)
     spare = Spare(config.pages, config.slots)  # one page and one slot more than are ever leased
-    memory = allocate(
-        _kept(model, drafter), config.pages + even, config.page_len, config.slots + even, config.device
-    )
+    memory = allocate(_kept(model, drafter), config.pages + even, config.page_len, config.slots + even, config.device)
     runner = Runner(model, memory, RowStore(config.device, _dtype(config)), config.device, drafter, grammars)
     if isinstance(model, EvenModel):
         most_pages = -(-config.max_ctx // config.page_len)

@@ -26,7 +26,7 @@ from foveate.sched.speculate import Speculation
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """A look at the scheduler: requests, memory, images. The last three, beginning with `image_lookups`, count since the start."""
+    """A look at the scheduler: requests, memory, images. From `image_lookups` on, counts since the start."""
 
     waiting: int
     running: int

@@ -129,7 +129,8 @@ class Made:
 
     def _open_item(self, kind: str, **facts: Any) -> list[Event]:
         prefix = {"message": "msg", "reasoning": "rs", "function_call": "fc"}[kind]
-        item: dict[str, Any] = {"id": f"{prefix}_{self.answer.id}{len(self.items):02x}", "type": kind, "status": "in_progress"}
+        name = f"{prefix}_{self.answer.id}{len(self.items):02x}"
+        item: dict[str, Any] = {"id": name, "type": kind, "status": "in_progress"}
         own: dict[str, dict[str, Any]] = {
             "message": {"role": "assistant", "content": []},
             "reasoning": {"summary": [], "content": []},

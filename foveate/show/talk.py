@@ -98,26 +98,20 @@ def converse(service: Answers, max_tokens: int, temperature: float) -> None:
     """A dialogue until end of input or /quit; ends the service."""
     console = Console()
     console.print("[dim]/image PATH adds a picture to the next message, /new starts over, /quit ends[/dim]")
-    wishes = Wishes(temperature=temperature, max_tokens=max_tokens)
-
-    async def run() -> None:
-        request, fresh = ChatRequest((), (), wishes), 0
+    blank = ChatRequest((), (), Wishes(temperature=temperature, max_tokens=max_tokens))
+    request, fresh = blank, 0
+    # Lines are read between runs of the loop, on the main thread: a thread that reads would outlive an interrupt.
+    with asyncio.Runner() as runner:
         try:
-            while (line := await asyncio.to_thread(_read, console)) is not None:
+            while (line := _read(console)) is not None:
                 if line == "/new":
-                    request, fresh = ChatRequest((), (), wishes), 0
+                    request, fresh = blank, 0
                 elif line.startswith("/image "):
                     request, fresh = _with_picture(request, fresh, Path(line.removeprefix("/image ").strip()), console)
                 elif line.strip():
-                    turn = user_turn(line, len(request.images) - fresh, fresh)
-                    request, fresh = (
-                        await _exchange(service, replace(request, messages=(*request.messages, turn)), console),
-                        0,
-                    )
+                    request, fresh = runner.run(_exchange(service, request, line, fresh, console)), 0
         finally:
-            await service.aclose()
-
-    asyncio.run(run())
+            runner.run(service.aclose())
 
 
 def _read(console: Console) -> str | None:
@@ -129,17 +123,21 @@ def _read(console: Console) -> str | None:
 
 
 def _with_picture(request: ChatRequest, fresh: int, path: Path, console: Console) -> tuple[ChatRequest, int]:
-    if not path.expanduser().is_file():
-        console.print(f"no such file: {path}", style="red", markup=False)
-        return request, fresh
-    return replace(request, images=(*request.images, picture_source(path.expanduser()))), fresh + 1
-
-
-async def _exchange(service: Answers, request: ChatRequest, console: Console) -> ChatRequest:
-    """Send the conversation; the conversation with the answer, or without the last turn when it was refused."""
     try:
-        text, _ = await stream(service, request, console)
+        source = picture_source(path.expanduser())
+    except OSError as error:
+        console.print(f"{path} cannot be read: {str(error.strerror).lower()}", style="red", markup=False)
+        return request, fresh
+    return replace(request, images=(*request.images, source)), fresh + 1
+
+
+async def _exchange(service: Answers, before: ChatRequest, line: str, fresh: int, console: Console) -> ChatRequest:
+    """Send a turn, the last `fresh` pictures with it; the conversation with its answer, or without it when refused."""
+    earlier = len(before.images) - fresh
+    asked = replace(before, messages=(*before.messages, user_turn(line, earlier, fresh)))
+    try:
+        text, _ = await stream(service, asked, console)
     except FoveateError as error:
         console.print(error.message, style="red", markup=False)
-        return replace(request, messages=request.messages[:-1])
-    return replace(request, messages=(*request.messages, {"role": "assistant", "content": text}))
+        return replace(before, images=before.images[:earlier])
+    return replace(asked, messages=(*asked.messages, {"role": "assistant", "content": text}))

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from foveate.core.errors import ConfigError, RequestFailed
 from foveate.evals import charts as charts_module
 from foveate.evals.charts import SETS, Plan, data_url, http_ask, load, print_report, run
 from foveate.evals.score import description_is_right, is_right, number
@@ -74,11 +75,30 @@ async def test_a_perfect_and_a_silent_model(tmp_path: Path, capsys: pytest.Captu
     first = await run(Plan("charts", out=tmp_path / "one.jsonl"), perfect)
     assert (first.right, len(first.outcomes), first.identical) == (220, 220, None)
     second = await run(Plan("charts", limit=20, against=tmp_path / "one.jsonl"), silent)
-    assert (second.right, second.identical) == (0, 0)
+    assert (second.right, second.identical, len(second.unanswered)) == (0, 0, 20)
+    with pytest.raises(RequestFailed, match=r"no question was answered.*no model"):
+        print_report(second)
     again = await run(Plan("charts", limit=20, against=tmp_path / "one.jsonl"), perfect)
     print_report(again)
     record = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert (record["questions"], record["right"], record["identical"]) == (20, 20, 20)
+
+
+async def test_what_a_plan_lacks_is_told_before_the_first_question(tmp_path: Path) -> None:
+    async def never(question: str, images: Sequence[Path]) -> str:
+        raise AssertionError("asked")
+
+    (tmp_path / "other.jsonl").write_text("[1]\n")
+    for plan in (
+        Plan("charts", concurrency=0),
+        Plan("charts", limit=0),
+        Plan("charts", limit=-3),
+        Plan("charts", out=tmp_path / "none" / "x.jsonl"),
+        Plan("charts", against=tmp_path / "none.jsonl"),
+        Plan("charts", against=tmp_path / "other.jsonl"),
+    ):
+        with pytest.raises(ConfigError):
+            await run(plan, never)
 
 
 @pytest.mark.parametrize("name", sorted(SETS))

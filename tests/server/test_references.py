@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from anthropic.types.message_create_params import MessageCreateParamsStreaming as Messages
 from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming as Chat
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming as Responses
-from typing_extensions import get_args, get_type_hints, is_typeddict
+from typing_extensions import get_type_hints, is_typeddict
 
 from foveate.server import anthropic_request, openai_request, responses_request
 from tests.server.live import Live

@@ -78,7 +78,10 @@ def test_a_real_answer_is_the_same_either_way(stage: Stage, temperature: float) 
         with stage.openai() as client:
             texts, usage = {0: "", 1: ""}, None
             for chunk in client.chat.completions.create(
-                model=stage.name, stream=True, stream_options={"include_usage": True}, **asked  # type: ignore[call-overload]
+                model=stage.name,
+                stream=True,
+                stream_options={"include_usage": True},
+                **asked,  # type: ignore[call-overload]
             ):
                 usage = chunk.usage or usage
                 for choice in chunk.choices:
