@@ -329,9 +329,7 @@ def sweep(model: Model) -> list[dict[str, object]]:
 
 
 def cases_named(model: Model, start: str) -> Iterator[Case]:
-    made = itertools.chain(
-        *(decoding(model, *sizes) for sizes in ((1, 1000), (8, 8192))), prefilling(model, 8192, 0)
-    )
+    made = itertools.chain(*(decoding(model, *sizes) for sizes in ((1, 1000), (8, 8192))), prefilling(model, 8192, 0))
     return (case for case in made if case.name.startswith(start))
 
 

@@ -20,8 +20,9 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from foveate.core.config import Settings, words
-from foveate.core.errors import FoveateError
+from foveate.core.errors import ConfigError, FoveateError
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
 SUMMARY = "An inference server for vision-language models that streams each image into prefill."
 
 
@@ -361,6 +362,8 @@ def _open_service(model: str, settings: Settings) -> Any:
 
 
 def _log_to_stderr(level: str) -> None:
+    if level.lower() not in LOG_LEVELS:
+        raise ConfigError(f"unknown log level: {level} ({', '.join(LOG_LEVELS)})")
     logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)-7s %(name)s: %(message)s")
 
 

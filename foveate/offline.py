@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import math
 import queue
 import threading
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
@@ -21,7 +20,7 @@ from typing import Any, TypeVar
 
 from foveate.core.chat import ChatRequest, ChoiceEnd, Form, ImageSource, TextDelta, ThoughtDelta, Wishes
 from foveate.core.config import settings_from
-from foveate.core.errors import InvalidRequest
+from foveate.core.errors import InvalidRequest, RequestFailed
 from foveate.core.values import Timings
 from foveate.engine.build import open_engine
 from foveate.service.service import Service
@@ -119,6 +118,9 @@ class Model:
             task.cancel()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        if self._loop.is_closed():
+            work.close()
+            raise RequestFailed("the model is closed")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def _reply(self, ask: Ask, tell: Any = lambda text: None) -> Reply:
@@ -149,32 +151,34 @@ def _ask(content: Content, history: Iterable[tuple[str, Content]], wishes: dict[
     return Ask(content, tuple(history), Wishes(**wishes), **extra)
 
 
-# Least and most of each wish, as the HTTP APIs have them; an open end stands just inside.
-_RANGES: tuple[tuple[str, type, float, float], ...] = (
-    ("temperature", float, 0, 2),
-    ("top_p", float, math.ulp(0.0), 1),
-    ("top_k", int, -1, 2**31 - 1),
-    ("min_p", float, 0, 1),
-    ("frequency_penalty", float, -2, 2),
-    ("presence_penalty", float, -2, 2),
-    ("repetition_penalty", float, math.ulp(0.0), 10),
-    ("seed", int, -(2**63), 2**63 - 1),
-    ("max_tokens", int, 1, 2**31 - 1),
-    ("min_tokens", int, 0, 2**31 - 1),
-    ("n", int, 1, 1),
+# Each wish with its least and most value, as the HTTP APIs have them; True where the least itself is out.
+_RANGES: tuple[tuple[str, type, int, int, bool], ...] = (
+    ("temperature", float, 0, 2, False),
+    ("top_p", float, 0, 1, True),
+    ("top_k", int, -1, 2**31 - 1, False),
+    ("min_p", float, 0, 1, False),
+    ("frequency_penalty", float, -2, 2, False),
+    ("presence_penalty", float, -2, 2, False),
+    ("repetition_penalty", float, 0, 10, True),
+    ("seed", int, -(2**63), 2**63 - 1, False),
+    ("max_tokens", int, 1, 2**31 - 1, False),
+    ("min_tokens", int, 0, 2**31 - 1, False),
 )
 
 
 def _check(wishes: Wishes) -> None:
     """Raise InvalidRequest for a wish that no HTTP client could make either, and for more answers than one."""
-    for name, kind, least, most in _RANGES:
-        value = getattr(wishes, name)
+    for name, kind, least, most, beyond in _RANGES:
+        value: Any = getattr(wishes, name)
         if value is None:
             continue
-        if not isinstance(value, (int, kind)) or not least <= value <= most:
-            raise InvalidRequest(f"{name} is a number from {least:g} to {most:g}", name)
+        sound = isinstance(value, (int, kind))
+        if not sound or not least <= value <= most or (beyond and value == least):
+            raise InvalidRequest(f"{name} is a number {'above' if beyond else 'from'} {least}, {most} at most", name)
     if isinstance(wishes.stop, str) or not all(isinstance(stop, str) and stop for stop in wishes.stop):
         raise InvalidRequest("stop is a sequence of texts that are not empty", "stop")
+    if wishes.n != 1:
+        raise InvalidRequest("a question has one answer here: ask it again for another", "n")
 
 
 def _request(ask: Ask) -> ChatRequest:

@@ -22,6 +22,7 @@ from rich.table import Table
 from foveate.bench.charts import data_url
 from foveate.core.chat import ChatRequest, ChoiceEnd, ImageSource, TextDelta, Wishes
 from foveate.core.config import Settings
+from foveate.core.errors import ConfigError
 from foveate.core.values import Timings
 from foveate.engine.build import open_engine
 from foveate.engine.checkpoint import DEMO
@@ -80,10 +81,12 @@ class Tally:
 
 
 def descriptions(count: int) -> list[tuple[str, bytes]]:
-    """Questions for a description with their pictures, from the bundled set."""
+    """Questions for a description with their pictures, from the bundled set; ConfigError for more than it has."""
     folder = DEMO / "eval"
-    lines = (folder / "describe100.jsonl").read_text("utf-8").splitlines()[:count]
-    rows = [json.loads(line) for line in lines]
+    lines = (folder / "describe100.jsonl").read_text("utf-8").splitlines()
+    if count > len(lines):
+        raise ConfigError(f"there are {len(lines)} descriptions, {count} are asked for")
+    rows = [json.loads(line) for line in lines[:count]]
     return [(row["question"], (folder / Path(row["images"][0])).read_bytes()) for row in rows]
 
 

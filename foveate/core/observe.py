@@ -48,7 +48,7 @@ SPREADS: Mapping[str, tuple[float, ...]] = MappingProxyType(
 class Gauges:
     """The engine at one moment. `waiting` includes requests whose pictures are still being decoded.
 
-    The last two count since the start: images of requests, and how many of these had their rows when they came.
+    The last two count since the start: images of requests, and those of them that others had brought before.
     """
 
     running: int = 0

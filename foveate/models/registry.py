@@ -135,26 +135,38 @@ def _generation(folder: Path) -> Mapping[str, Any]:
 
 
 def _eos_ids(*sources: Mapping[str, Any]) -> frozenset[int]:
-    """The stop ids of the first source that names any."""
+    """The stop ids of the first source that names any. Raises CheckpointError for what are no ids."""
     for source in sources:
-        ids = source.get("eos_token_id")
-        if ids is not None:
-            return frozenset([ids] if isinstance(ids, int) else ids)
+        named = source.get("eos_token_id")
+        if named is not None:
+            ids = named if isinstance(named, list) else [named]
+            if not all(isinstance(token, int) for token in ids):
+                raise CheckpointError(f"eos_token_id {named!r} is neither a token id nor a list of them")
+            return frozenset(ids)
     return frozenset()
 
 
 def default_sampling(generation: Mapping[str, Any]) -> Sampling:
-    """The sampling a generation_config.json recommends: greedy where it says so, else temperature 1 where silent."""
+    """The sampling a generation_config.json recommends: greedy where it says so, else temperature 1 where silent.
+
+    Raises CheckpointError for a recommendation that is no number.
+    """
     if generation.get("do_sample") is False:
         return Sampling(temperature=0.0)
     fields = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    return Sampling(**{name: generation[name] for name in fields if generation.get(name) is not None})
+    named = {name: generation[name] for name in fields if generation.get(name) is not None}
+    for name, value in named.items():
+        if not isinstance(value, int if name == "top_k" else (int, float)):
+            raise CheckpointError(f"generation_config.json: {name} {value!r} is not a number that it can be")
+    return Sampling(**named)
 
 
 def image_rules(folder: Path, config: Config) -> ImageRules:
     """The picture rules of preprocessor_config.json. Raises CheckpointError when they and the tower disagree."""
     data, vision = read_json(folder / "preprocessor_config.json"), vision_config(config)
     size = data.get("size") or {}
+    if not isinstance(size, dict):
+        raise CheckpointError(f"preprocessor_config.json: size {size!r} is not an object")
     smallest = size.get("shortest_edge", data.get("min_pixels"))
     largest = size.get("longest_edge", data.get("max_pixels"))
     facts = {"size.shortest_edge": smallest, "size.longest_edge": largest}
@@ -164,10 +176,14 @@ def image_rules(folder: Path, config: Config) -> ImageRules:
     for name, want in (("patch_size", vision.patch), ("merge_size", vision.merge)):
         if data.get(name, want) != want:
             raise CheckpointError(f"preprocessor_config.json: {name} {data[name]} differs from the tower's {want}")
-    mean, std = (tuple(float(value) for value in data[name]) for name in ("image_mean", "image_std"))
+    try:
+        mean, std = (tuple(float(value) for value in data[name]) for name in ("image_mean", "image_std"))
+        edges = int(smallest), int(largest)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError("preprocessor_config.json: size, image_mean and image_std hold numbers") from error
     if len(mean) != 3 or len(std) != 3:
         raise CheckpointError("preprocessor_config.json: image_mean and image_std need three values each")
-    return ImageRules(vision.patch, vision.merge, int(smallest), int(largest), mean, std)
+    return ImageRules(vision.patch, vision.merge, *edges, mean, std)
 
 
 def _load_qwen_text(folder: Path, config: Config, place: Place) -> LanguageModel:

@@ -39,7 +39,7 @@ class Images:
 
     def __init__(self, capacity_rows: int, encode_ahead: int, stream: bool, keep: bool = False) -> None:
         self.landed: set[str] = set()
-        self.lookups = self.hits = 0  # images of requests as they came, and how many of these had landed before
+        self.lookups = self.hits = 0  # images of requests as they came, and how many of these were known
         self._capacity_rows, self._encode_ahead, self._stream, self._keep = capacity_rows, encode_ahead, stream, keep
         self._images: dict[str, Image] = {}
         self._kept: dict[str, int] = {}  # rows of landed images that nobody refers to now, longest unused first
@@ -76,13 +76,13 @@ class Images:
     def hold(self, request: Request) -> None:
         """The request refers to its images from now on, until `release`."""
         for key, rows in {span.key: span.rows for span in request.prompt.spans}.items():
+            self.lookups += 1
+            self.hits += key in self._kept or key in self._images
             if self._kept.pop(key, None) is not None:
                 self._images[key] = Image(rows, State.LANDED)
                 self.landed.add(key)
             self._images.setdefault(key, Image(rows)).holders.add(request.uid)
             self._strays.discard(key)  # it is encoded again, over the rows that came too late
-            self.lookups += 1
-            self.hits += key in self.landed
 
     def doubt(self, request: Request) -> None:
         """The request has failed, and its images may be why: their rows are not kept for others to come."""

@@ -126,10 +126,11 @@ class Scheduler:
         return stage, len(request.output)
 
     def abort_all(self) -> tuple[int, ...]:
-        """Abort every request, and forget the images kept for later ones; their uids."""
+        """Abort every request because all is in doubt: no image is kept for later ones, theirs included; their uids."""
         self._images.forget_kept()
         uids = tuple(self._live)
         for uid in uids:
+            self._images.doubt(self._live[uid])
             self.abort(uid)
         return uids
 

@@ -33,7 +33,7 @@ GAUGES = {
 }
 SINCE_START = {
     "image_lookups": ("vllm:mm_cache_queries", "Images of requests, as they came."),
-    "image_hits": ("vllm:mm_cache_hits", "Of these, images whose rows were there already: not encoded again."),
+    "image_hits": ("vllm:mm_cache_hits", "Of these, images that are or will be encoded already: not for this request."),
 }
 TOTALS = {
     "prompt_tokens": ("vllm:prompt_tokens", "Prompt tokens of ended answers, image tokens included."),

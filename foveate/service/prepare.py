@@ -82,7 +82,7 @@ class Preparer:
         # The template decides where each picture stands, and may show one twice or in another order than it was sent.
         shown = tuple(pictures[number] for number in rendered.images)
         prompt = await asyncio.to_thread(self._lay_out, rendered.ids, shown)
-        self._check_fits(prompt)
+        self._check_fits(prompt, "messages" if request.prompt is None else "prompt")
         return Prepared(
             prompt=prompt,
             pictures=pictures,
@@ -196,12 +196,12 @@ class Preparer:
     def _lay_out(self, ids: Sequence[int], pictures: tuple[Picture, ...]) -> Prompt:
         return lay_out_for(self._card, ids, pictures)
 
-    def _check_fits(self, prompt: Prompt) -> None:
+    def _check_fits(self, prompt: Prompt, param: str) -> None:
         if len(prompt.tokens) >= self._max_ctx:
             raise ContextLengthExceeded(
                 f"the prompt has {len(prompt.tokens)} tokens, {prompt.image_rows} of them for images; "
                 f"the limit for prompt and answer together is {self._max_ctx}",
-                "messages",
+                param,
             )
 
     def _ending(self, wishes: Wishes, prompt: Prompt) -> Ending:

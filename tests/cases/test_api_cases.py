@@ -114,3 +114,12 @@ def test_B54_what_is_too_long_is_refused_with_the_right_numbers(house: House) ->
     assert "2048" in message
     house.settle()
     assert house.service.stats().totals.images - before.images == 31, "nothing of the refused ones was encoded"
+
+
+def test_a_prompt_that_never_fits_is_refused_by_the_name_that_it_has(house: House) -> None:
+    longest = house.service.max_ctx
+    text = {"prompt": [7] * longest, "max_tokens": 1}
+    refused(house.http.post("/v1/completions", json=text), 400, "context_length_exceeded", "prompt")
+    refused(house.post(user("x " * longest), max_tokens=1), 400, "context_length_exceeded", "messages")
+    exact = house.http.post("/v1/completions", json=text | {"prompt": [7] * (longest - 1)})
+    assert exact.status_code == 200 and exact.json()["usage"]["total_tokens"] == longest

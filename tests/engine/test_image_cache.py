@@ -71,3 +71,22 @@ async def test_rows_of_a_failed_step_are_not_kept(folder: Path, monkeypatch: pyt
         assert service.stats().gauges.image_rows_kept == 0
         await answer_of(service, request("Look.", png(1)))
         assert encoded(service) == 2
+
+
+async def test_rows_of_requests_that_a_broken_turn_ended_are_not_kept(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(folder, image_cache=True) as service:
+        scheduler = service.engine.loop._scheduler
+
+        def broken(*whatever: object) -> None:
+            raise RuntimeError("a turn breaks")
+
+        with monkeypatch.context() as broke:
+            broke.setattr(scheduler, "commit", broken)
+            with pytest.raises(RequestFailed):
+                await answer_of(service, request("Look.", png(1)))
+        await settle(service.engine)
+        assert service.stats().gauges.image_rows_kept == 0
+        await answer_of(service, request("Look.", png(1)))
+        assert encoded(service) == 2

@@ -171,6 +171,10 @@ def test_a_config_that_cannot_be_served(folder: Path, change: Callable[[Any], An
         (lambda c: c.pop("size"), ("size.shortest_edge", "size.longest_edge")),
         (lambda c: c.update(patch_size=14), ("patch_size 14", "16")),
         (lambda c: c.update(image_std=[0.5]), ("image_std", "three")),
+        (lambda c: c.update(image_mean=0.5), ("image_mean", "numbers")),
+        (lambda c: c.update(image_mean=["grey"] * 3), ("image_mean", "numbers")),
+        (lambda c: c.update(size=5), ("size 5", "object")),
+        (lambda c: c["size"].update(shortest_edge=[32]), ("size", "numbers")),
     ],
 )
 def test_picture_rules_that_cannot_be_served(
@@ -178,6 +182,14 @@ def test_picture_rules_that_cannot_be_served(
 ) -> None:
     edit(folder, "preprocessor_config.json", change)
     refused(describe, folder, "preprocessor_config.json", *words)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("temperature", "warm"), ("top_p", [0.9]), ("top_k", 2.5), ("eos_token_id", "<|im_end|>")]
+)
+def test_generation_settings_that_are_none(folder: Path, name: str, value: Any) -> None:
+    edit(folder, "generation_config.json", lambda c: c.update({name: value}))
+    refused(describe, folder, name)
 
 
 def test_json_that_is_missing_or_broken(folder: Path) -> None:

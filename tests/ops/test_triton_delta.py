@@ -46,9 +46,7 @@ LANES = [([1], [4]), ([1, 1, 1], [9, 0, 2]), ([4, 4], [3, 0])]
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
 @pytest.mark.parametrize("settle", [True, False])
 @pytest.mark.parametrize(("lens", "past_lens"), LANES)
-def test_convolution(
-    lens: list[int], past_lens: list[int], settle: bool, dtype: torch.dtype, tolerance: float
-) -> None:
+def test_convolution(lens: list[int], past_lens: list[int], settle: bool, dtype: torch.dtype, tolerance: float) -> None:
     at, channels = made_lanes(lens, past_lens, settle=settle), 300
     x, weight = drawn(sum(lens), channels + 5, dtype=dtype)[:, :channels], drawn(4, channels, dtype=dtype, seed=1)
     states = [drawn(SLOTS, 3, channels, dtype=dtype, seed=2) for _ in range(3)]

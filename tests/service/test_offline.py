@@ -10,7 +10,7 @@ import pytest
 
 import foveate
 from foveate import Ask, Model, Wishes
-from foveate.core.errors import ConfigError, FoveateError, InvalidRequest
+from foveate.core.errors import ConfigError, FoveateError, InvalidRequest, RequestFailed
 from tests.support.engines import DEFAULTS, png
 from tests.support.harness import tiny
 
@@ -65,9 +65,26 @@ def test_mistakes_are_told(model: Model, tmp_path: Path) -> None:
     for wrong in (lambda: model.chat("x", nonsense=1), lambda: model.chat(tmp_path / "none.png")):
         with pytest.raises(InvalidRequest):
             wrong()
+    wishes = ({"max_tokens": 0}, {"temperature": float("nan")}, {"top_p": 0.0}, {"seed": "1"}, {"stop": ("",)})
+    for wish in (*wishes, {"max_tokens": "9"}, {"stop": "word"}, {"repetition_penalty": 0}, {"top_k": 2.5}):
+        with pytest.raises(InvalidRequest) as told:
+            model.chat("x", **wish)
+        assert told.value.param in wish
+    for content in (None, 3, [3], ["x", None]):
+        with pytest.raises(InvalidRequest, match="content is a text"):
+            model.chat(content, **GREEDY)
+    with pytest.raises(InvalidRequest, match="one answer"):
+        model.batch([Ask("x", wishes=Wishes(n=2, max_tokens=1))])
     with pytest.raises(FoveateError):
         list(model.stream("x", max_tokens=10**6))
     with pytest.raises(ConfigError, match="nonsense"):
         Model("demo", nonsense=1)
     with pytest.raises(AttributeError):
         foveate.nothing  # noqa: B018
+
+
+def test_a_closed_model_says_so() -> None:
+    model = Model(str(tiny("dense")[2]), **DEFAULTS)
+    model.close()
+    with pytest.raises(RequestFailed, match="the model is closed"):
+        model.chat("x")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 
+import pytest
 from rich.console import Console
 
-from foveate.bench.decode import Plan, Shot, Tally, measure, report
+from foveate.bench.decode import Plan, Shot, Tally, descriptions, measure, report
 from foveate.core.config import Settings
+from foveate.core.errors import ConfigError
 from foveate.core.values import Timings
 from tests.support.harness import tiny
 
@@ -31,3 +33,9 @@ def test_rates_count_what_came_after_first_tokens() -> None:
     tally.add([one, two])
     assert (tally.tokens, tally.seconds, tally.steps, tally.drafted, tally.accepted) == (12, 4.0, 6, 16, 6)
     assert tally.rate == 3.0 and tally.tokens_per_step == 2.0
+
+
+def test_no_more_descriptions_than_there_are() -> None:
+    assert len(descriptions(100)) == 100
+    with pytest.raises(ConfigError, match="there are 100 descriptions, 101"):
+        descriptions(101)

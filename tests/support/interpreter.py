@@ -27,9 +27,7 @@ def _mend_interpreter() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     def create_dot(builder: Any, a: Any, b: Any, *others: Any) -> Any:
-        wide = [
-            builder.cast_impl(x, language.float32) if x.dtype.scalar == language.bfloat16 else x for x in (a, b)
-        ]
+        wide = [builder.cast_impl(x, language.float32) if x.dtype.scalar == language.bfloat16 else x for x in (a, b)]
         return multiply(builder, *wide, *others)
 
     interpreter._patch_lang_tensor = patch_tensor
