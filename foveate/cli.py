@@ -183,8 +183,8 @@ class TtftFlags:
     """What `bench ttft` can be told."""
 
     ladder: str = _say("1,4,8,16", "Numbers of images to measure.")
-    repeats: int = _say(5, "Measured rounds per number, after one warm-up.")
-    pictures: str = _say("charts", "charts (850x600) or screenshots (1920x1080).")
+    repeats: int = _say(3, "Measured rounds per number, after one warm-up.")
+    pictures: str = _say("charts", "charts (850x600; the bundled model's: 640x448) or screenshots (1920x1080).")
     size: str = _say("", "Another size of the pictures, WIDTHxHEIGHT.")
     arms: str = _say("", "Placements to measure, with commas; empty takes all that this machine has.")
     beside: bool = _say(True, "All arms open at once, in turn; off: one after another.")
@@ -197,7 +197,9 @@ def bench_ttft(model: Model = "", *, plan: TtftFlags, options: BenchFlags, setti
 
     ladder, arms = _numbers(plan.ladder), words(plan.arms)
     _need_ones(*ladder, plan.repeats, plan.tokens)
-    asked = Plan(ladder, plan.repeats, plan.pictures, plan.size, arms, plan.beside, plan.tokens)
+    bundled = plan.pictures == "charts" and not options.url and model in ("", "demo")
+    size = plan.size or ("640x448" if bundled else "")
+    asked = Plan(ladder, plan.repeats, plan.pictures, size, arms, plan.beside, plan.tokens)
     typer.echo(run(_subject(model, options, settings), asked))
 
 

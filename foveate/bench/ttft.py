@@ -49,7 +49,7 @@ class Plan:
     """
 
     ladder: tuple[int, ...] = (1, 4, 8, 16)
-    repeats: int = 5
+    repeats: int = 3
     pictures: str = "charts"
     size: str = ""
     arms: tuple[str, ...] = ()
@@ -125,6 +125,7 @@ def figures(rung: Rung, plan: Plan, floor: tuple[Work, Peak] | None) -> dict[str
     out: dict[str, Any] = {
         "prompt_tokens": prompt_len,
         "first_token_s": {arm: summed([shot.first_token_s for shot in taken]) for arm, taken in shots.items()},
+        **{f"{arm}_s": round(rung.first_s(arm), 5) for arm in shots},
         "identical": len({tuple(shot.text for shot in taken) for taken in shots.values()}) == 1,
     }
     if rung.calm is not None:
