@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from foveate.prompt.dsml import MARK, DsmlSplit
+from foveate.prompt.elements import Arguments, CallStart
 from foveate.prompt.reasoning import CLOSE, OPEN, ReasoningSplit, Thought, Words
 from foveate.prompt.tools import CLOSE as CALL_CLOSE
 from foveate.prompt.tools import OPEN as CALL_OPEN
-from foveate.prompt.tools import Arguments, CallSplit, CallStart
+from foveate.prompt.tools import CallSplit
 
 MARKS = (OPEN, CLOSE, CALL_OPEN, CALL_CLOSE, MARK)
 Said = Thought | Words | CallStart | Arguments

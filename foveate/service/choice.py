@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from foveate.core.chat import CallDelta, ChoiceEnd, Delta, TextDelta, ThoughtDelta, TokenText
 from foveate.core.values import Logprob, Timings
+from foveate.prompt.elements import CallStart
 from foveate.prompt.markup import Markup, MarkupStream, Said
 from foveate.prompt.reasoning import Thought, Words
 from foveate.prompt.text import TextStream
 from foveate.prompt.tokens import Tokens
-from foveate.prompt.tools import CallStart
 
 
 class Choice:

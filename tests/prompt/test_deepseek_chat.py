@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from foveate.core.errors import CheckpointError, InvalidRequest
 from foveate.prompt.chat import BUILT_IN, ChatTemplate
 from foveate.prompt.dsml import DsmlSplit
+from foveate.prompt.elements import Arguments, CallStart
 from foveate.prompt.tokens import Tokens
-from foveate.prompt.tools import Arguments, CallStart
 from tests.prompt.vocabulary import make_tokenizer
 
 BOS, EOS, USER, ASSISTANT = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜User｜>", "<｜Assistant｜>"

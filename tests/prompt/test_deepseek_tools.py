@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foveate.prompt.dsml import DsmlSplit
+from foveate.prompt.elements import Arguments, CallStart
 from foveate.prompt.markup import Markup, MarkupStream
 from foveate.prompt.reasoning import Thought, Words
-from foveate.prompt.tools import Arguments, CallStart
 from tests.prompt.splits import cut, splits
 from tests.prompt.test_tools import SCHEMAS, Told
 

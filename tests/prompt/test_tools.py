@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foveate.prompt.elements import Arguments, CallStart
 from foveate.prompt.reasoning import Words
-from foveate.prompt.tools import Arguments, CallSplit, CallStart
+from foveate.prompt.tools import CallSplit
 from foveate.prompt.typed import typed
 from tests.prompt.splits import cut, splits
 

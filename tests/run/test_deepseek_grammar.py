@@ -14,9 +14,9 @@ from foveate.core.chat import Form, Tools
 from foveate.core.plan import Draw
 from foveate.core.values import Sampling
 from foveate.prompt.dsml import CLOSE, OPEN, DsmlSplit
+from foveate.prompt.elements import Arguments, CallStart
 from foveate.prompt.schema import Frame, grammar_of
 from foveate.prompt.tokens import Tokens
-from foveate.prompt.tools import Arguments, CallStart
 from foveate.run.grammar import Grammars
 from tests.prompt.test_deepseek_tools import block, invoke, parameter
 from tests.support.tiny_v4 import write_v4_tokenizer
