@@ -5,7 +5,6 @@ machine and every run, that a conversation begins at a multiple of every compres
 padding never touches a real token. Knows nothing about processes or GPUs.
 """
 
-import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from recipe.deepseek_encode import PER_PATCH, BlockEncoder, BlockSegment, Pictur
 from recipe.deepseek_model import SightPack
 from recipe.deepseek_ops import Spans
 from recipe.deepseek_shapes import BLANKS, SightShape
-from recipe.packs import TURN_LEN, Arrays, Draw, field_bytes, view_fields
+from recipe.packs import Arrays, Draw, Filler, field_bytes, fill, view_fields
 
 SENTINELS = (Kind.START, Kind.PAD, Kind.NEWLINE, Kind.END)  # the order of the learned vectors behind the image rows
 
@@ -85,20 +84,14 @@ def block_pack_shape(shape: SightShape, **sizes: int) -> BlockPackShape:
     return BlockPackShape(values=vision.patch_values, square=vision.cell**2, align=shape.text.align, **sizes)
 
 
-class BlockFiller:
+class BlockFiller(Filler):
     """Fills one pack's arrays from conversations."""
 
     def __init__(self, shape: BlockPackShape, encoder: BlockEncoder, out: Arrays) -> None:
-        self.shape, self.encoder, self.out = shape, encoder, out
-        self.used = [0] * shape.rows  # ids in each row, filled up to where the next conversation may begin
-        self.patch_at, self.cell_at, self.label_at, self.answers = 0, 0, 0, 0
-        self.image_edges, self.count = [0], 0
-        self.kinds: list[str] = []
-        out["source"][:] = np.arange(shape.tokens)
-        out["label_at"][:] = np.arange(shape.labels)  # spread, so that their gradients do not queue up on one row
+        super().__init__(shape, out)  # `used` is filled up to where the next conversation may begin
+        self.encoder, self.cell_at = encoder, 0
         for name in ("ids", "image", "age", "start", "weight", "label", "places", "characters"):
             out[name][:] = 0
-        out["answer"][:] = -1
         out["first"][:] = out["last"][:] = np.arange(shape.row)
 
     def add(self, conversation: Any, least: int = 1) -> bool:
@@ -106,28 +99,16 @@ class BlockFiller:
         sizes = [chart.image.size for chart in conversation.charts]
         patches = sum(self.encoder.patch_len(size) for size in sizes)
         images, shape = sum(self.encoder.image_len(size) + 3 for size in sizes), self.shape
-        if patches > shape.patches - self.patch_at or len(self.image_edges) + len(sizes) > shape.images - 48:
-            return False
-        if images > shape.cells - self.cell_at:
+        if self._lacks_images(patches, len(sizes)) or images > shape.cells - self.cell_at:
             return False
         row = self._row(images, len(conversation.turns))
         if row is None:
             return False
         segment = self.encoder.segment(conversation, shape.row - self.used[row])
-        labels = sum(past - first for first, past, _ in segment.answers)
-        if len(segment.answers) < min(least, len(conversation.turns)) or labels > shape.labels - self.label_at:
+        if not self._fits(segment, min(least, len(conversation.turns))):
             return False
         self._place(segment, row)
         return True
-
-    def _row(self, image_len: int, turns: int) -> int | None:
-        """The fullest row with room for every turn, else the emptiest with room for a few."""
-        room = [self.shape.row - used for used in self.used]
-        whole = [r for r, free in enumerate(room) if free >= image_len + TURN_LEN * turns]
-        if whole:
-            return min(whole, key=lambda r: room[r])
-        best = max(range(len(room)), key=lambda r: room[r])
-        return best if room[best] >= image_len + TURN_LEN * min(turns, 4) else None
 
     def _place(self, segment: BlockSegment, row: int) -> None:
         start, length = self.used[row], len(segment.ids)
@@ -166,23 +147,10 @@ class BlockFiller:
         self.cell_at += len(squares)
         self.image_edges.append(self.patch_at)
 
-    def _label(self, first: int, ids: list[int], kind: str) -> None:
-        span = slice(self.label_at, self.label_at + len(ids))
-        self.out["label_at"][span] = first - 1 + np.arange(len(ids))
-        self.out["label"][span] = ids
-        self.out["weight"][span] = len(ids) ** -0.5
-        self.out["answer"][span] = self.answers
-        self.kinds.append(kind)
-        self.answers += 1
-        self.label_at += len(ids)
-
     def close(self) -> None:
         """Write edges and give padding rows' ends and images of their own."""
-        shape, edges = self.shape, list(self.image_edges)
-        while edges[-1] < shape.patches:
-            edges.append(min(edges[-1] + shape.longest_image, shape.patches))
-        self.out["image_edges"][:] = edges + [shape.patches] * (shape.images + 1 - len(edges))
-        self.out["patches"][self.patch_at :] = 255
+        shape = self.shape
+        self._close_images()
         unused = np.arange((shape.cells - self.cell_at) * shape.square).reshape(-1, shape.square)
         first = self.patch_at if self.patch_at < shape.patches else 0  # of padding, spread as above
         self.out["squares"][self.cell_at :] = first + unused % (shape.patches - first)
@@ -195,13 +163,7 @@ def fill_block_pack(
     shape: BlockPackShape, encoder: BlockEncoder, draw: Draw, seed: str, out: Arrays, limit: int = 0
 ) -> list[str]:
     """Fill `out` from `draw` with a generator of its own (0: until full); returns the kinds of the pack's answers."""
-    rng = random.Random(seed)
-    filler = BlockFiller(shape, encoder, out)
-    misses = 0
-    while misses < 3 and (not limit or filler.count < limit):
-        misses += not filler.add(draw(rng), least=3)
-    filler.close()
-    return filler.kinds
+    return fill(BlockFiller(shape, encoder, out), draw, seed, limit)
 
 
 def sight_pack(fields: dict[str, Tensor]) -> SightPack:

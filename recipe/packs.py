@@ -99,36 +99,35 @@ def _room(shape: tuple[int, ...], kind: type) -> int:
     return -(-size // 64) * 64
 
 
-class PackFiller:
-    """Fills one pack's arrays from conversations."""
+class Filler:
+    """What fillers of all families count, and what they write alike. `count` conversations have been placed."""
 
-    def __init__(self, shape: PackShape, encoder: Encoder, out: Arrays) -> None:
-        self.shape, self.encoder, self.out = shape, encoder, out
+    def __init__(self, shape: Any, out: Arrays) -> None:
+        self.shape, self.out = shape, out
         self.used = [0] * shape.rows  # ids in each row
-        self.patch_at, self.label_at, self.answers = 0, 0, 0
-        self.image_edges, self.spans = [0], []  # type: ignore[var-annotated]
+        self.patch_at, self.label_at, self.answers, self.count = 0, 0, 0, 0
+        self.image_edges = [0]
         self.kinds: list[str] = []
         out["source"][:] = np.arange(shape.tokens)
         out["label_at"][:] = np.arange(shape.labels)  # spread, so that their gradients do not queue up on one row
-        for name in ("ids", "where", "age", "weight", "label", "cells", "characters"):
-            out[name][:] = 0
         out["answer"][:] = -1
 
     def add(self, conversation: Any, least: int = 1) -> bool:
         """Place a conversation, with as many turns as fit; False where fewer than `least` turns would."""
-        sizes = [chart.image.size for chart in conversation.charts]
-        patches = sum(width * height // 256 for width, height in sizes)
-        if patches > self.shape.patches - self.patch_at or len(self.image_edges) + len(sizes) > self.shape.images - 48:
-            return False
-        row = self._row(patches // 4, len(conversation.turns))
-        if row is None or len(self.spans) >= self.shape.segments - self.shape.rows - 1:
-            return False
-        segment = self.encoder.segment(conversation, self.shape.row - self.used[row])
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Write what the padding needs."""
+        raise NotImplementedError
+
+    def _lacks_images(self, patches: int, images: int) -> bool:
+        """Whether there is no room for so many more patches and images."""
+        return patches > self.shape.patches - self.patch_at or len(self.image_edges) + images > self.shape.images - 48
+
+    def _fits(self, segment: Any, least: int) -> bool:
+        """Whether a segment has `least` answers, and their tokens have room."""
         labels = sum(past - first for first, past, _ in segment.answers)
-        if len(segment.answers) < min(least, len(conversation.turns)) or labels > self.shape.labels - self.label_at:
-            return False
-        self._place(segment, row)
-        return True
+        return len(segment.answers) >= least and labels <= self.shape.labels - self.label_at
 
     def _row(self, image_len: int, turns: int) -> int | None:
         """The fullest row with room for every turn, else the emptiest with room for a few."""
@@ -138,6 +137,60 @@ class PackFiller:
             return min(whole, key=lambda r: room[r])
         best = max(range(len(room)), key=lambda r: room[r])
         return best if room[best] >= image_len + TURN_LEN * min(turns, 4) else None
+
+    def _label(self, first: int, ids: list[int], kind: str) -> None:
+        span = slice(self.label_at, self.label_at + len(ids))
+        self.out["label_at"][span] = first - 1 + np.arange(len(ids))
+        self.out["label"][span] = ids
+        self.out["weight"][span] = len(ids) ** -0.5
+        self.out["answer"][span] = self.answers
+        self.kinds.append(kind)
+        self.answers += 1
+        self.label_at += len(ids)
+
+    def _close_images(self) -> None:
+        """Write the images' edges; padding patches are white and images of their own."""
+        shape, edges = self.shape, list(self.image_edges)
+        while edges[-1] < shape.patches:
+            edges.append(min(edges[-1] + shape.longest_image, shape.patches))
+        self.out["image_edges"][:] = edges + [shape.patches] * (shape.images + 1 - len(edges))
+        self.out["patches"][self.patch_at :] = 255
+
+
+def fill(filler: Filler, draw: Draw, seed: str, limit: int) -> list[str]:
+    """Fill a pack from `draw` with a generator of its own (limit 0: until full); the kinds of the pack's answers."""
+    rng = random.Random(seed)
+    misses = 0
+    while misses < 3 and (not limit or filler.count < limit):
+        misses += not filler.add(draw(rng), least=3)
+    filler.close()
+    return filler.kinds
+
+
+class PackFiller(Filler):
+    """Fills one pack's arrays from conversations."""
+
+    def __init__(self, shape: PackShape, encoder: Encoder, out: Arrays) -> None:
+        super().__init__(shape, out)
+        self.encoder = encoder
+        self.spans: list[tuple[int, int]] = []
+        for name in ("ids", "where", "age", "weight", "label", "cells", "characters"):
+            out[name][:] = 0
+
+    def add(self, conversation: Any, least: int = 1) -> bool:
+        """Place a conversation, with as many turns as fit; False where fewer than `least` turns would."""
+        sizes = [chart.image.size for chart in conversation.charts]
+        patches = sum(width * height // 256 for width, height in sizes)
+        if self._lacks_images(patches, len(sizes)):
+            return False
+        row = self._row(patches // 4, len(conversation.turns))
+        if row is None or len(self.spans) >= self.shape.segments - self.shape.rows - 1:
+            return False
+        segment = self.encoder.segment(conversation, self.shape.row - self.used[row])
+        if not self._fits(segment, min(least, len(conversation.turns))):
+            return False
+        self._place(segment, row)
+        return True
 
     def _place(self, segment: Segment, row: int) -> None:
         start, length = self.used[row], len(segment.ids)
@@ -162,25 +215,12 @@ class PackFiller:
             self._label(flat + first, segment.ids[first:past], kind)
         self.spans.append((flat, flat + length))
         self.used[row] += length
-
-    def _label(self, first: int, ids: list[int], kind: str) -> None:
-        span = slice(self.label_at, self.label_at + len(ids))
-        self.out["label_at"][span] = first - 1 + np.arange(len(ids))
-        self.out["label"][span] = ids
-        self.out["weight"][span] = len(ids) ** -0.5
-        self.out["answer"][span] = self.answers
-        self.kinds.append(kind)
-        self.answers += 1
-        self.label_at += len(ids)
+        self.count += 1
 
     def close(self) -> None:
         """Write edges and give padding segments and images of its own."""
         shape = self.shape
-        edges = list(self.image_edges)
-        while edges[-1] < shape.patches:
-            edges.append(min(edges[-1] + shape.longest_image, shape.patches))
-        self.out["image_edges"][:] = edges + [shape.patches] * (shape.images + 1 - len(edges))
-        self.out["patches"][self.patch_at :] = 255
+        self._close_images()
         self.out["cells"][self.patch_at :, 2:] = 2
         cuts = {0, shape.tokens, *(edge for span in self.spans for edge in span)}
         cuts |= {r * shape.row for r in range(shape.rows)}
@@ -192,10 +232,4 @@ class PackFiller:
 
 def fill_pack(shape: PackShape, encoder: Encoder, draw: Draw, seed: str, out: Arrays, limit: int = 0) -> list[str]:
     """Fill `out` from `draw` with a generator of its own (0: until full); returns the kinds of the pack's answers."""
-    rng = random.Random(seed)
-    filler = PackFiller(shape, encoder, out)
-    misses = 0
-    while misses < 3 and (not limit or len(filler.spans) < limit):
-        misses += not filler.add(draw(rng), least=3)
-    filler.close()
-    return filler.kinds
+    return fill(PackFiller(shape, encoder, out), draw, seed, limit)

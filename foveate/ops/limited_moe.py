@@ -1,8 +1,7 @@
 """Experts whose SwiGLU is limited, and routing by the root of a softplus: DeepSeek V4's feed-forward.
 
 Scores choose experts with a bias that steers the choice alone; shares are the bare scores, made to sum to a scale.
-Tokens are sorted by expert and multiplied in groups, so that each expert's weights are read once, and go back in their
-order before they are summed, so that a token's result never depends on what else is in the step. Knows no layers.
+Tokens are multiplied in groups by expert (`ops.moe`), so that each expert's weights are read once. Knows no layers.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from foveate.ops.moe import by_expert, by_token
 
 Rounding = Callable[[Tensor], Tensor]
 
@@ -50,16 +51,13 @@ def limited_experts(
 
     shares, chosen: [tokens, top_k]; rounding: applied to what each matrix reads, or None.
     """
-    tokens, top_k = chosen.shape
-    flat = chosen.flatten()
-    order = flat.argsort(stable=True)
-    numbers = torch.arange(len(experts.down), device=x.device)
-    ends = torch.searchsorted(flat[order], numbers, right=True).to(torch.int32)  # where each expert's tokens end
+    order, ends = by_expert(chosen, len(experts.down))
     x = x if rounding is None else rounding(x)
-    inner = limited_product(F.grouped_mm(x.index_select(0, order // top_k), experts.gate_up, offs=ends), experts.limit)
+    pairs = x.index_select(0, order // chosen.shape[1])
+    inner = limited_product(F.grouped_mm(pairs, experts.gate_up, offs=ends), experts.limit)
     inner = (inner.float() * shares.flatten()[order].unsqueeze(1)).to(x.dtype)
     out = F.grouped_mm(inner if rounding is None else rounding(inner), experts.down, offs=ends)
-    return torch.empty_like(out).index_copy_(0, order, out).view(tokens, top_k, -1).float().sum(1)
+    return by_token(out, order, chosen).float().sum(1)
 
 
 def experts_reference(x: Tensor, experts: LimitedExperts, shares: Tensor, chosen: Tensor) -> Tensor:

@@ -20,22 +20,32 @@ def route(logits: Tensor, top_k: int) -> tuple[Tensor, Tensor]:
     return shares / shares.sum(-1, keepdim=True), experts
 
 
+def by_expert(chosen: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Pairs of tokens and experts in the order of the experts, and where each of `count` experts' pairs end (int32).
+
+    chosen: [tokens, top_k]; order: [tokens * top_k], of pairs counted token by token.
+    """
+    flat = chosen.flatten()
+    order = flat.argsort(stable=True)
+    numbers = torch.arange(count, device=chosen.device)
+    return order, torch.searchsorted(flat[order], numbers, right=True).to(torch.int32)
+
+
+def by_token(rows: Tensor, order: Tensor, chosen: Tensor) -> Tensor:
+    """Rows of pairs back in token order [tokens, top_k, width]: a sum over them never depends on the rest of the step."""
+    return torch.empty_like(rows).index_copy_(0, order, rows).view(*chosen.shape, -1)
+
+
 def expert_swiglu(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, experts: Tensor) -> Tensor:
     """Share-weighted sum of SwiGLU experts: x [tokens, hidden] to [tokens, hidden].
 
     gate_up: [experts, hidden, 2 * inner], gate columns first; down: [experts, inner, hidden];
     shares, experts: [tokens, top_k].
     """
-    tokens, top_k = experts.shape
-    chosen = experts.flatten()
-    order = chosen.argsort(stable=True)
-    bounds = torch.arange(len(gate_up), device=x.device)
-    ends = torch.searchsorted(chosen[order], bounds, right=True).to(torch.int32)  # where each expert's tokens end
-    gate, up = F.grouped_mm(x.index_select(0, order // top_k), gate_up, offs=ends).chunk(2, -1)
+    order, ends = by_expert(experts, len(gate_up))
+    gate, up = F.grouped_mm(x.index_select(0, order // experts.shape[1]), gate_up, offs=ends).chunk(2, -1)
     out = F.grouped_mm(F.silu(gate).mul_(up), down, offs=ends)
-    # Back in token order, so that the sum over experts never depends on what else is in the step.
-    back = torch.empty_like(out).index_copy_(0, order, out).view(tokens, top_k, -1)
-    return torch.matmul(shares.to(out.dtype).unsqueeze(1), back).squeeze(1)
+    return torch.matmul(shares.to(out.dtype).unsqueeze(1), by_token(out, order, experts)).squeeze(1)
 
 
 def expert_reference(x: Tensor, gate_up: Tensor, down: Tensor, shares: Tensor, experts: Tensor) -> Tensor:

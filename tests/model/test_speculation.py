@@ -26,9 +26,9 @@ def sample() -> list[Question]:
     return load("descriptions")[:4] + [question for group in by_images for question in group]
 
 
-async def answers(batch: int, **settings: Any) -> tuple[list[str], list[Timings]]:
+async def answers(batch: int, model: str = "demo", **settings: Any) -> tuple[list[str], list[Timings]]:
     """Answers to the sample, `batch` at once, and what they took."""
-    service = Service(open_engine("demo", Settings(**SETTINGS, max_concurrency=batch, **settings)))
+    service = Service(open_engine(model, Settings(**SETTINGS, max_concurrency=batch, **settings)))
 
     async def one(question: Question) -> tuple[str, Timings]:
         pictures = [path.read_bytes() for path in question.images]
