@@ -24,11 +24,12 @@ PATIENCE_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A text behind pictures; the answer is greedy, of exactly so many tokens."""
+    """A text behind pictures; the answer is greedy, of exactly so many tokens, or at most so many where it may end."""
 
     text: str
     pictures: tuple[bytes, ...] = ()
     tokens: int = 1
+    may_end: bool = False
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ class Offline:
         images = tuple(ImageSource(data_url(png), "bench") for png in question.pictures)
         parts: list[dict[str, Any]] = [{"type": "image", "image": i} for i in range(len(images))]
         parts.append({"type": "text", "text": question.text})
-        wishes = Wishes(temperature=0, max_tokens=question.tokens, ignore_eos=True)
+        wishes = Wishes(temperature=0, max_tokens=question.tokens, ignore_eos=not question.may_end)
         shot = Shot(time.monotonic())
         answer = await self.service.chat(ChatRequest(({"role": "user", "content": parts},), images, wishes))
         shot.prompt_tokens = answer.prompt_tokens
@@ -144,7 +145,7 @@ class Server:
             "messages": [{"role": "user", "content": [*content, {"type": "text", "text": question.text}]}],
             "max_tokens": question.tokens,
             "temperature": 0,
-            "ignore_eos": True,
+            "ignore_eos": not question.may_end,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

@@ -23,9 +23,8 @@ from PIL.PngImagePlugin import PngInfo
 from rich.console import Console
 from rich.table import Table
 
-from foveate.bench.charts import data_url
+from foveate.bench.asking import Offline, Question, Target
 from foveate.bench.decode import descriptions
-from foveate.core.chat import ChatRequest, ChoiceEnd, ImageSource, TextDelta, Wishes
 from foveate.core.config import Settings
 from foveate.core.errors import ConfigError, FoveateError
 from foveate.engine.build import open_engine
@@ -102,35 +101,27 @@ def fresh(asked: Sequence[Asked], marks: Iterator[int]) -> list[Asked]:
     return out
 
 
-async def shoot(service: Service, asked: Asked, max_tokens: int, began_s: float) -> Shot | None:
+async def shoot(target: Target, asked: Asked, max_tokens: int, began_s: float) -> Shot | None:
     """One answer, None when the request was refused or failed."""
-    parts: list[dict[str, Any]] = [{"type": "image", "image": 0}, {"type": "text", "text": asked[0]}]
-    wishes, text, tokens, first_s = Wishes(temperature=0, max_tokens=max_tokens), "", 0, 0.0
-    image = ImageSource(data_url(asked[1]), "bench")
     try:
-        answer = await service.chat(ChatRequest(({"role": "user", "content": parts},), (image,), wishes))
-        async for part in answer.parts():
-            if isinstance(part, TextDelta):
-                text += part.text
-                first_s = first_s or time.monotonic() - began_s
-            elif isinstance(part, ChoiceEnd):
-                tokens = part.tokens
+        shot = await target.ask(Question(asked[0], (asked[1],), max_tokens, may_end=True))
     except FoveateError:
         return None
-    return Shot(text, tokens, first_s, time.monotonic() - began_s)
+    first_s = shot.stamps[0] - began_s if shot.stamps else 0.0  # nothing but an end
+    return Shot(shot.text, shot.tokens, first_s, shot.ended_s - began_s)
 
 
 async def together(service: Service, group: Sequence[Asked], plan: Plan) -> Group:
     """All requests of a group at once."""
     began_s, encodes = time.monotonic(), service.engine.loop.encodes
-    shots = await asyncio.gather(*(shoot(service, asked, plan.max_tokens, began_s) for asked in group))
+    shots = await asyncio.gather(*(shoot(Offline(service), asked, plan.max_tokens, began_s) for asked in group))
     return Group(tuple(shots), time.monotonic() - began_s, service.engine.loop.encodes - encodes)
 
 
 async def in_turn(service: Service, group: Sequence[Asked], plan: Plan) -> Group:
     """Each request of a group when the one before has ended."""
     began_s, encodes = time.monotonic(), service.engine.loop.encodes
-    shots = [await shoot(service, asked, plan.max_tokens, began_s) for asked in group]
+    shots = [await shoot(Offline(service), asked, plan.max_tokens, began_s) for asked in group]
     return Group(tuple(shots), time.monotonic() - began_s, service.engine.loop.encodes - encodes)
 
 

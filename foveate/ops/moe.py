@@ -32,7 +32,7 @@ def by_expert(chosen: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def by_token(rows: Tensor, order: Tensor, chosen: Tensor) -> Tensor:
-    """Rows of pairs back in token order [tokens, top_k, width]: a sum over them never depends on the rest of the step."""
+    """Rows of pairs in token order, [tokens, top_k, width]: a sum over them never depends on the rest of the step."""
     return torch.empty_like(rows).index_copy_(0, order, rows).view(*chosen.shape, -1)
 
 
