@@ -177,10 +177,10 @@ class EngineLoop:
         self._poll_encoder()
         plan = self._scheduler.plan(time.monotonic())
         self._direct_encoder(plan)
-        self._resting = not plan.slices
         if plan.slices:
             self._step(plan)
         self._stats = self._scheduler.stats()
+        self._resting = not plan.slices
 
     def _step(self, plan: StepPlan) -> None:
         began_s, self._open_plan = time.monotonic(), plan
