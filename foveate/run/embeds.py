@@ -19,7 +19,8 @@ class RowStore:
 
     def put(self, key: str, rows: Tensor) -> None:
         """Copy rows to the model's device. Equal keys mean equal rows, so a second put is harmless."""
-        self._rows[key] = rows.to(device=self._device, dtype=self._dtype, non_blocking=True)
+        # Nobody waits for a copy to the host, so that one may not be left under way.
+        self._rows[key] = rows.to(device=self._device, dtype=self._dtype, non_blocking=self._device != "cpu")
 
     def get(self, key: str) -> Tensor:
         return self._rows[key]
