@@ -23,6 +23,7 @@ from foveate.models.dummy import QUANTISED, TWIN, Drawn, Spreads
 from foveate.models.files import KINDS, Files, Stored, inventory, read_json
 from foveate.models.quantization import BlockFormat
 from foveate.ops.fp8 import BLOCK, Block, Blocked, dequantise
+from foveate.ops.threads import compute_with
 
 __all__ = [
     "Place",
@@ -160,10 +161,10 @@ class Source:
         if workers < 2:
             return [build(item) for item in items]
         try:
-            with ThreadPoolExecutor(workers, "foveate-load", torch.set_num_threads, (1,)) as pool:
+            with ThreadPoolExecutor(workers, "foveate-load", compute_with, (1,)) as pool:
                 return list(pool.map(build, items))
         finally:
-            torch.set_num_threads(own)  # threads that start later take over what was set last
+            compute_with(own)  # threads that start later take over what was set last
 
     def _numbers(self, name: str, dtype: torch.dtype) -> Tensor:
         if name + TWIN not in self.stored:

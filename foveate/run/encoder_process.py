@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from foveate.core.errors import EncodeFailed
+from foveate.ops.threads import compute_with
 from foveate.run.encoder_worker import CLOSE_S, Began, Encoded, Inbox, Lost, Reporter, TowerSource, encode_one
 
 log = logging.getLogger(__name__)
@@ -188,7 +189,7 @@ def _child(source: TowerSource, line: Connection) -> None:
     """Body of the encoder's process: one thread reads the line so that the parent never waits for an encode."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    torch.set_num_threads(source.threads)
+    compute_with(source.threads)
     try:
         tower = source.load()
     except Exception as error:  # goes to the parent, which raises it where the server starts

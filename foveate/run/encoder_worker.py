@@ -22,6 +22,7 @@ from torch import Tensor
 
 from foveate.core.errors import EncodeFailed
 from foveate.models.interface import VisionTower
+from foveate.ops.threads import compute_with
 
 log = logging.getLogger(__name__)
 CLOSE_S = 5.0  # for the image under way
@@ -194,7 +195,7 @@ class ThreadWorker:
         self._thread.start()
 
     def _run(self) -> None:
-        torch.set_num_threads(self._source.threads)  # OpenMP's thread count belongs to the calling thread
+        compute_with(self._source.threads)
         with _own_stream(self._source.place):
             while (job := self._inbox.take()) is not None:
                 self.silent_since_s = time.monotonic()

@@ -25,6 +25,7 @@ from foveate.models.qwen3_5_device import Qwen35OnDevice, stand_in, turn_matrice
 from foveate.models.registry import describe, load_text, load_vision, work
 from foveate.models.weights import Place, Progress, read_json
 from foveate.ops.kernels import triton_kernels
+from foveate.ops.threads import compute_with
 from foveate.run.ahead import Ahead
 from foveate.run.cache import allocate, joined, measured_kv_tokens
 from foveate.run.draft import Drafter
@@ -156,7 +157,7 @@ def open_encoder(folder: Path, config: Config, notify: Callable[[], None]) -> En
 
 def use_device(config: Config) -> None:
     """Set the calling thread's CPU threads, and make the language model's device the one it launches kernels on."""
-    torch.set_num_threads(config.model_threads)
+    compute_with(config.model_threads)
     if config.device != "cpu":
         torch.cuda.set_device(config.device)
 
