@@ -250,7 +250,7 @@ def at_rest(url: str) -> bool:
         numbers = dict(
             line.rsplit(" ", 1) for line in httpx.get(url + "/metrics").text.splitlines() if not line.startswith("#")
         )
-        held = [value for name, value in numbers.items() if name.startswith(HELD)]
+        held = [value for name, value in numbers.items() if name.partition("{")[0] in HELD]
         if len(held) == len(HELD) and not any(float(value) for value in held):
             return True
         time.sleep(0.1)
