@@ -73,24 +73,29 @@ def random(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
     return torch.randn(shape, device=DEVICE, dtype=torch.float32).mul_(0.5).to(dtype)
 
 
+BROKEN: list[str] = []  # why; torch's allocator stays in the pool of a recording that broke off
+
+
 def median_s(work: Work, repeats: int = 20) -> float:
     """Seconds of one call, from replays of a recording of it."""
     for _ in range(2):
         work()
     torch.cuda.synchronize()
     graph, calls = torch.cuda.CUDAGraph(), 4
-    try:
-        with torch.cuda.graph(graph):
-            for _ in range(calls):
-                work()
-        replay = graph.replay
-    except RuntimeError:  # what waits for the device cannot be recorded: launched one by one
-        torch.cuda.synchronize()
 
-        def replay() -> None:
-            for _ in range(calls):
-                work()
+    def replay() -> None:
+        for _ in range(calls):
+            work()
 
+    if not BROKEN:
+        try:
+            with torch.cuda.graph(graph):
+                replay()
+            replay = graph.replay
+        except RuntimeError as error:  # what waits for the device cannot be recorded
+            torch.cuda.synchronize()
+            BROKEN.append(str(error))
+            print("a recording broke off: from here on everything is launched one by one", file=sys.stderr)
     times = []
     for _ in range(repeats):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

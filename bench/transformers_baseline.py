@@ -77,6 +77,7 @@ class Baseline:
 
 def main() -> None:
     """Measure and print."""
+    torch.backends.cuda.enable_cudnn_sdp(False)  # which plans for every new length anew; here as in foveate
     parser = argparse.ArgumentParser(description="Time transformers on a folder.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cpu")

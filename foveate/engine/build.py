@@ -33,6 +33,7 @@ from foveate.run.open import (
     open_grammars,
     open_model,
     open_runner,
+    open_tower,
     use_device,
     work_of,
 )
@@ -93,14 +94,16 @@ def open_engine(
         weights = open_model(folder, config, progress)
         drafter = open_drafter(folder, _draft_folder(settings.draft), weights, config)
         grammars = words.result()
-    measured = measure(weights, drafter, config)
+    sees = card.image_rules is not None
+    tower = open_tower(folder, config) if sees else None
+    measured = measure(weights, drafter, config, sees)
     if measured is not None:
         config = resolve(settings, facts_of(model, card), device_facts(measured))
     limits = None if drafter is None else draft_limits(drafter, weights.verifies_trees, settings)
     loop = EngineLoop(
         Scheduler(limits_of(config), None if limits is None else Speculation(limits)),
         open_runner(weights, drafter, grammars, config),
-        partial(open_encoder, folder, config) if card.image_rules is not None else _no_encoder,
+        partial(open_encoder, folder, config, tower) if sees else _no_encoder,
         on_step or (lambda plan, seconds: None),
         partial(use_device, config),
     )

@@ -34,7 +34,8 @@ def _frame_on(picture: Any, device: torch.device) -> Tensor:
     if not isinstance(picture, Tensor):
         # Decoders hand out read-only arrays, which torch takes only with a warning.
         picture = torch.from_numpy(np.require(picture, requirements=["C", "W"]))
-    there: Tensor = picture.to(device, non_blocking=picture.is_pinned())
+    # Asking whether memory is pinned wakes a driver, which the encoder on a CPU has no use for.
+    there: Tensor = picture.to(device, non_blocking=device.type == "cuda" and picture.is_pinned())
     return there
 
 

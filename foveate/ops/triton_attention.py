@@ -21,6 +21,7 @@ MOST_SPLITS = 32
 LOG2_E = 1.4426950408889634  # scores are kept as powers of two: `exp2` is one instruction
 WAVE = 264  # programs that keep a large GPU busy: two for each of 132 multiprocessors
 FEW_WARPS, FEW_STAGES = 4, 2
+FEW_ROWS = 64  # queries of a group taken at once, half as many in float32: what fits the shared memory of a program
 MANY_WARPS, MANY_STAGES = 8, 2
 QUERY_BLOCK = 128  # queries of a run taken at once; `Runs.blocks` are cut by it
 
@@ -65,20 +66,22 @@ def _few_kernel(
     DIM: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
+    PIECE: tl.constexpr,
+    PIECES: tl.constexpr,
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     lane = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    kv_head = tl.program_id(1) // PIECES
     split = tl.program_id(2)
     first = tl.load(starts + lane)
     count = tl.load(starts + lane + 1) - first
     past = tl.load(past_lens + lane)
     seen = past + count
     row = tl.arange(0, ROWS)
-    number = row // GROUP  # which token of the lane
+    number = tl.program_id(1) % PIECES * PIECE + row // GROUP  # which token of the lane
     head = kv_head * GROUP + row % GROUP
-    real = number < count
+    real = (row < PIECE * GROUP) & (number < count)
     at = tl.arange(0, WIDTH)
     inside = at < DIM
     token = (first + number).to(tl.int64)
@@ -146,13 +149,16 @@ def attend(query: Tensor, gate: Tensor, memory: tuple[Tensor, Tensor], lanes: La
     """As `lanes.attend`, for lanes of any lengths."""
     tokens, heads, dim = query.shape
     sequences, kv_heads = len(lanes.past_lens), memory[0].shape[2]
-    splits = _splits(sequences * kv_heads, lanes.pages.shape[1] * lanes.page_len // BLOCK_LEN)
-    group = heads // kv_heads
+    group, wide = heads // kv_heads, query.dtype != torch.bfloat16
+    most = max(FEW_ROWS // (2 if wide else 1), triton.next_power_of_2(group))
+    rows = min(most, max(16, triton.next_power_of_2(lanes.width * group)))
+    piece = rows // group  # tokens of a lane
+    pieces = triton.cdiv(lanes.width, piece)
+    splits = _splits(sequences * kv_heads * pieces, lanes.pages.shape[1] * lanes.page_len // BLOCK_LEN)
     width = max(16, triton.next_power_of_2(dim))
-    rows = max(16, triton.next_power_of_2(lanes.width * group))
     parts = torch.empty(splits, tokens, heads, dim, dtype=torch.float32, device=query.device)
     weights = torch.empty(splits, tokens, heads, dtype=torch.float32, device=query.device)
-    _few_kernel[(sequences, kv_heads, splits)](
+    _few_kernel[(sequences, kv_heads * pieces, splits)](
         query,
         *memory,
         parts,
@@ -171,7 +177,9 @@ def attend(query: Tensor, gate: Tensor, memory: tuple[Tensor, Tensor], lanes: La
         DIM=dim,
         WIDTH=width,
         ROWS=rows,
-        BLOCK=BLOCK_LEN if query.dtype == torch.bfloat16 else BLOCK_LEN // 2,
+        PIECE=piece,
+        PIECES=pieces,
+        BLOCK=BLOCK_LEN // 2 if wide else BLOCK_LEN,
         PRECISION="tf32x3",
         num_warps=FEW_WARPS,
         num_stages=FEW_STAGES,

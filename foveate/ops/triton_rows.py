@@ -39,8 +39,8 @@ def rms_norm(x: Tensor, scale: Tensor, eps: float) -> Tensor:
 
 @triton.jit
 def _gated_product_kernel(both, out, width, both_row, out_row, BLOCK: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = at < width
     gate = tl.load(both + row * both_row + at, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(both + row * both_row + width + at, mask=inside, other=0.0).to(tl.float32)
@@ -53,7 +53,7 @@ def gated_product(both: Tensor) -> Tensor:
     tokens, width = both.shape[0], both.shape[1] // 2
     out = torch.empty(tokens, width, dtype=both.dtype, device=both.device)
     block = 1024
-    grid = (triton.cdiv(width, block), tokens)
+    grid = (tokens, triton.cdiv(width, block))  # only the first may be longer than 65,535
     _gated_product_kernel[grid](both, out, width, both.stride(0), out.stride(0), BLOCK=block, num_warps=4)
     return out
 
@@ -188,8 +188,9 @@ def _scan_logits_kernel(logits, tops, places, faults, width, blocks, row_step, B
     row = tl.program_id(1).to(tl.int64)
     at = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits + row * row_step + at, mask=at < width, other=float("-inf"))
-    top, place = tl.max(x, axis=0, return_indices=True)
     fault = (at < width) & ~(tl.abs(x) < float("inf"))
+    # A largest value that is not a number may be found at any place, also behind the end.
+    top, place = tl.max(tl.where(fault, float("-inf"), x), axis=0, return_indices=True)
     out = row * blocks + block
     tl.store(tops + out, top)
     tl.store(places + out, block * BLOCK + place)

@@ -31,10 +31,13 @@ def allocate(spec: MemorySpec, pages: int, page_len: int, slots: int, device: st
     )
 
 
-def measured_kv_tokens(spec: MemorySpec, slots: int, page_len: int, device: str) -> int | None:
-    """Tokens in pages that fit `device` beside what is loaded now; None on a CPU, where a setting decides."""
+def measured_kv_tokens(spec: MemorySpec, slots: int, page_len: int, device: str, beside: int = 0) -> int | None:
+    """Tokens in pages that fit `device` beside what is loaded now and `beside` bytes that come later.
+
+    None on a CPU, where a setting decides.
+    """
     if device == "cpu":
         return None
     free, total = torch.cuda.mem_get_info(device)
-    usable = free - int(total * RESERVE) - slots * spec.slot_bytes()
+    usable = free - int(total * RESERVE) - slots * spec.slot_bytes() - beside
     return max(0, usable // max(1, spec.page_bytes(page_len))) * page_len

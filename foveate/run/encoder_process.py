@@ -190,6 +190,7 @@ def _child(source: TowerSource, line: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     compute_with(source.threads)
+    torch.backends.cuda.enable_cudnn_sdp(False)  # as in `open.use_device`: every size of picture would be planned for
     try:
         tower = source.load()
     except Exception as error:  # goes to the parent, which raises it where the server starts

@@ -9,6 +9,7 @@ trees.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from foveate.models.even import EvenBatch, EvenForward, EvenModel
 from foveate.models.interface import NOTHING, Capture, Forward, Memory
 from foveate.ops.lanes import Lanes
 from foveate.run.sampler import Look
+
+log = logging.getLogger(__name__)
 
 LEAST_PAGES, PAGES_GROWTH = 512, 8  # page tables are as wide as 512, 4096, ... or as the longest sequence
 WIDTHS = (1, 2, 3, 4, 5, 6, 9, 13, 17)  # tokens of each sequence: an anchor and up to sixteen drafts
@@ -157,6 +160,7 @@ class EvenSteps:
     _programs: dict[tuple[Shape, Capture], Program] = field(default_factory=dict)
     _tables: list[int] = field(init=False)  # widths of page tables
     _pool: Any = None
+    _side: Any = None  # the stream of warm-ups and recordings
 
     def __post_init__(self) -> None:
         # The widest takes the longest sequence and whatever fills it up.
@@ -231,6 +235,16 @@ class EvenSteps:
             for wide in self._tables:
                 self._program(Shape(count, 1, wide), capture).run()
 
+    @torch.inference_mode()
+    def try_drafts(self) -> None:
+        """Run and commit a verification of every width, unrecorded, so that what it needs is compiled."""
+        for width in WIDTHS[1:]:
+            buffers = Buffers(Shape(1, width, self._tables[0]), self.model.axes, self.spare, self.device)
+            buffers.send()
+            program = self._unrecorded(buffers, NOTHING)
+            program.run()
+            program.commit()
+
     def _program(self, shape: Shape, capture: Capture) -> Program:
         key = (shape, capture)
         if key not in self._programs:
@@ -240,6 +254,16 @@ class EvenSteps:
     def _make(self, shape: Shape, capture: Capture) -> Program:
         buffers = Buffers(shape, self.model.axes, self.spare, self.device)
         buffers.send()
+        program = self._unrecorded(buffers, capture)
+        if self.record and self.model.recordable:
+            try:
+                self._record(program)
+            except torch.OutOfMemoryError:
+                log.warning("no memory left to record steps: new shapes of steps run unrecorded from now on")
+                self.record, program = False, self._unrecorded(buffers, capture)
+        return program
+
+    def _unrecorded(self, buffers: Buffers, capture: Capture) -> Program:
         batch = EvenBatch(buffers.ids, buffers.positions, buffers.lanes(self.memory.page_len))
         program = Program(buffers, lambda: None, lambda: None)
 
@@ -251,13 +275,11 @@ class EvenSteps:
                 program.forward.kept.keep(buffers.kept)
 
         program.run, program.commit = run, commit
-        if self.record and self.model.recordable:
-            self._record(program)
         return program
 
     def _record(self, program: Program) -> None:
         """Replace a program's calls by replays. Only the spare page and slot are touched on the way."""
-        side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+        self._side = side = self._side or torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             for _ in range(WARM_UPS):
@@ -277,8 +299,10 @@ class EvenSteps:
         torch.cuda.synchronize(self.device)  # the buffers on the host are free again
 
     def _recording(self, graph: Any) -> AbstractContextManager[Any]:
-        """Other threads go on using the device meanwhile: the encoder's, say."""
-        return torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local")
+        """Other threads go on using the device meanwhile: the encoder's, say. A stream of torch's own choice would be
+        one for the whole process, on whichever device came first.
+        """
+        return torch.cuda.graph(graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local")
 
 
 def _width(slices: Sequence[Slice]) -> int:

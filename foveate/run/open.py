@@ -50,6 +50,7 @@ __all__ = [
     "open_grammars",
     "open_model",
     "open_runner",
+    "open_tower",
     "use_device",
     "work_of",
 ]
@@ -92,7 +93,8 @@ def _rehearse(folder: Path, config: Config) -> None:
         return
     use_device(config)
     place = (torch.device(config.device), _dtype(config))
-    rehearse(stand_in(text_config(data), place, triton_kernels()), config.device, config.slots, config.page_len)
+    model, drafts = stand_in(text_config(data), place, triton_kernels()), config.settings.draft != "none"
+    rehearse(model, config.device, config.slots, config.page_len, drafts)
 
 
 def open_drafter(folder: Path, draft_folder: Path | None, model: LanguageModel, config: Config) -> Drafter | None:
@@ -105,9 +107,19 @@ def open_drafter(folder: Path, draft_folder: Path | None, model: LanguageModel, 
     return find_drafter(config.settings, folder, draft_folder, model, place)
 
 
-def measure(model: LanguageModel, drafter: Drafter | None, config: Config) -> int | None:
-    """Tokens of key/value memory that fit beside the loaded weights; None on a CPU."""
-    return measured_kv_tokens(_kept(model, drafter), config.slots, config.page_len, config.device)
+def open_tower(folder: Path, config: Config) -> VisionTower | FaultyTower | None:
+    """The vision tower, where it lives in the memory that `measure` looks at; elsewhere the encoder loads its own."""
+    shared = config.device != "cpu" and config.encoder_device == config.device and config.encoder_worker != "process"
+    return _load_tower(folder, config) if shared else None
+
+
+def measure(model: LanguageModel, drafter: Drafter | None, config: Config, sees: bool) -> int | None:
+    """Tokens of key/value memory that fit beside what is loaded and, if the model `sees`, all image rows.
+
+    None on a CPU.
+    """
+    rows_bytes = config.image_rows * model.hidden_size * _dtype(config).itemsize if sees else 0
+    return measured_kv_tokens(_kept(model, drafter), config.slots, config.page_len, config.device, rows_bytes)
 
 
 def open_grammars(folder: Path, card: ModelCard) -> Grammars:
@@ -137,10 +149,15 @@ def _kept(model: LanguageModel, drafter: Drafter | None) -> MemorySpec:
     return model.memory_spec() if drafter is None else joined(model.memory_spec(), drafter.memory_spec())
 
 
-def open_encoder(folder: Path, config: Config, notify: Callable[[], None]) -> EncoderStream:
-    """The encoder stream, its tower loaded where the config places it. Raises what loading raised."""
+def open_encoder(
+    folder: Path, config: Config, tower: VisionTower | FaultyTower | None, notify: Callable[[], None]
+) -> EncoderStream:
+    """The encoder stream, its tower, unless one is given, loaded where the config places it.
+
+    Raises what loading raised.
+    """
     source = TowerSource(
-        partial(_load_tower, folder, config),
+        partial(_load_tower, folder, config) if tower is None else lambda: tower,
         config.encoder_threads if config.encoder_apart else config.model_threads,
         config.encoder_device,
         config.settings.encode_timeout_s,
@@ -156,7 +173,12 @@ def open_encoder(folder: Path, config: Config, notify: Callable[[], None]) -> En
 
 
 def use_device(config: Config) -> None:
-    """Set the calling thread's CPU threads, and make the language model's device the one it launches kernels on."""
+    """Set the calling thread's CPU threads, and make the language model's device the one it launches kernels on.
+
+    Also, for the process: attention never by cuDNN, which plans for every new length, tens of milliseconds each, and a
+    server meets new lengths at every step.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
     compute_with(config.model_threads)
     if config.device != "cpu":
         torch.cuda.set_device(config.device)

@@ -27,10 +27,13 @@ def warm_up(model: LanguageModel, memory: Memory, spare: Spare, device: str, ste
 
 
 @torch.inference_mode()
-def rehearse(model: Qwen35OnDevice, device: str, most_lanes: int, page_len: int) -> None:
-    """Run a stand-in's steps of both kinds, in a memory of its own."""
+def rehearse(model: Qwen35OnDevice, device: str, most_lanes: int, page_len: int, drafts: bool = False) -> None:
+    """Run a stand-in's steps of both kinds, in a memory of its own; `drafts`: of those that verify some, too."""
     memory, spare = allocate(model.memory_spec(), 1, page_len, 1, device), Spare(0, 0)
-    EvenSteps(model, memory, spare, device, most_lanes, LEAST_PAGES, record=False).prepare()
+    even = EvenSteps(model, memory, spare, device, most_lanes, LEAST_PAGES, record=False)
+    even.prepare()
+    if drafts:
+        even.try_drafts()
     warm_up(model, memory, spare, device, RUN_LEN)
 
 

@@ -55,9 +55,10 @@ def runs_of(at: Lanes) -> Runs:
         ([1, 1, 1], [3, 0, 300]),
         ([3, 3], [5, 128]),
         ([2, 5, 1], [63, 64, 0]),
+        ([17, 9], [40, 0]),
     ],
 )
-@pytest.mark.parametrize("sizes", [(HEADS, KV_HEADS, DIM), (4, 4, 32)])
+@pytest.mark.parametrize("sizes", [(HEADS, KV_HEADS, DIM), (4, 4, 32), (16, 1, 32)])
 def test_few_queries(
     lens: list[int], past_lens: list[int], sizes: tuple[int, int, int], dtype: torch.dtype, tolerance: float
 ) -> None:

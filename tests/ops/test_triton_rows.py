@@ -108,4 +108,7 @@ def test_glance(width: int) -> None:
     got, want = triton_rows.glance(logits), lanes.glance(logits)
     assert got[1].tolist() == want[1].tolist() == [1, 0, 0, 0, 1, 1]
     assert got[0, [0, 4, 5]].tolist() == [*logits[[0, 4]].argmax(-1).tolist(), 3]
+    blank = torch.full((2, width), float("nan"), device=logits.device)
+    best, sound = triton_rows.glance(blank).tolist()
+    assert max(best) < width and sound == [0, 0], "an id behind the end would be looked up in the embeddings"
     assert want[0, :5].tolist() == logits[:5].argmax(-1).tolist()
