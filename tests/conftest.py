@@ -1,8 +1,14 @@
-"""One CPU thread per test process: tiny tensors gain nothing from more, and shared machines lose much."""
+"""What holds for all tests: one CPU thread per process, for tiny tensors gain nothing from more and shared machines
+lose much; and no example of a property fails because the machine was slow.
+"""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("foveate", deadline=None)
+settings.load_profile("foveate")
 
 
 @pytest.fixture(autouse=True, scope="session")

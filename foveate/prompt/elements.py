@@ -62,6 +62,7 @@ class ElementSplit:
         self._held = ""  # not yet told
         self._mark = ""  # the opening mark and the white space before it, while it is not sure that a call follows
         self._bare = False  # nothing was said since the last mark, so that white space belongs to it
+        self._aside = ""  # what was found in the open call and is none of it
         self._out: list[Said] = []
         self._schema: Any = None
         self._key, self._keys, self._junk = "", 0, False
@@ -84,7 +85,11 @@ class ElementSplit:
         rest, self._held = self._held, ""
         if self._step in (self._value, self._raw):
             self._out += [Arguments(_inside(rest) if self._step == self._value else rest)] if rest else []
-        elif self._step in (self._text, self._call):
+            self._say_aside()
+        elif self._step == self._call:
+            self._aside += "" if self._is_mark(rest if self._junk else rest.lstrip()) else rest
+            self._say_aside()
+        elif self._step == self._text:
             self._say("" if self.done or (self._bare and not rest.strip()) else rest)
         elif not self.done:
             self._say(self._unsure(rest))
@@ -122,6 +127,16 @@ class ElementSplit:
         self._out += [Words(text)] if text else []
         self._bare = self._bare and not text
 
+    def _say_aside(self) -> None:
+        """What stood in a call and is none of it is said behind the call, which so stays in one piece."""
+        aside, self._aside = self._aside, ""
+        self._say(aside)
+
+    def _is_mark(self, text: str) -> bool:
+        """Whether `text`, between parameters, is nothing or may be the beginning of a mark."""
+        ends = (self.marks.call_end, self.marks.close)
+        return not text or self._may_open_parameter(text) or any(mark.startswith(text) for mark in ends)
+
     def _begin(self, name: str, rest: str) -> None:
         """A call of this function begins, with `rest` behind its opening."""
         self._out.append(CallStart(name))
@@ -151,7 +166,7 @@ class ElementSplit:
         return False
 
     def _call(self) -> bool:
-        """Between parameters; anything else there is text."""
+        """Between parameters; anything else there is text, which waits for the call's end."""
         text, ends = self._held if self._junk else self._held.lstrip(), (self.marks.call_end, self.marks.close)
         if (opening := self._parameter(text)) is not None:
             self._held = text[opening:]
@@ -160,12 +175,13 @@ class ElementSplit:
             if text.startswith(mark):
                 self._out.append(Arguments("}" if self._keys else "{}"))
                 self._held, self._step, self.calls = text[len(mark) :], after, self.calls + 1
+                self._say_aside()
                 return True
-        if not text or self._may_open_parameter(text) or any(mark.startswith(text) for mark in ends):
+        if self._is_mark(text):
             return False
         self._junk = True
         junk_len = text.find("<", 1) if "<" in text[1:] else len(text)
-        self._say(text[:junk_len])
+        self._aside += text[:junk_len]
         self._held = text[junk_len:]
         return bool(self._held)
 

@@ -9,6 +9,7 @@ schemas, tools and where a grammar came from.
 
 from __future__ import annotations
 
+import codecs
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,6 +28,7 @@ from foveate.core.vocabulary import read_token_bytes
 MARKS = frozenset((b"<think>", b"</think>", b"<tool_call>", b"</tool_call>", "｜DSML｜".encode()))
 THOUGHT_END = "</think>"
 KEPT = 128
+CHARACTER = 4  # most bytes of one
 Vocabulary = tuple[list[bytes], frozenset[int]]  # as of core.vocabulary.read_token_bytes
 Encode = Callable[[str], list[int]]
 
@@ -124,15 +126,28 @@ class Grammars:
         return walk.mask
 
     def _ending(self, draw: Draw) -> int | None:
-        """The token that must come because a thought has had all its tokens and has not ended; a function of output."""
+        """The token that must come because a thought has had all its tokens and has not ended; a function of output.
+
+        A character that is not whole when the tokens are spent is first brought to its end.
+        """
         if draw.sampling.thought_len is None:
             return None
         output, most_len = draw.history[len(draw.history) - draw.output_len :], draw.sampling.thought_len
-        over, end = len(output) - most_len, self._thought_end
-        if not 0 <= over < len(end) or output[most_len:] != end[:over]:
+        end = self._thought_end
+        if not 0 <= len(output) - most_len < len(end) + CHARACTER:
             return None
-        thought = b"".join(self._raw[token] for token in output[:most_len] if token < len(self._raw))
-        return None if THOUGHT_END.encode() in thought else end[over]
+        begin = most_len
+        while begin < len(output) and begin < most_len + CHARACTER - 1 and _is_cut(self._bytes_of(output[:begin])):
+            begin += 1
+        thought, over = self._bytes_of(output[:begin]), len(output) - begin
+        if _is_cut(thought) and begin < most_len + CHARACTER - 1:
+            return None
+        if not over < len(end) or output[begin:] != end[:over] or THOUGHT_END.encode() in thought:
+            return None
+        return end[over]
+
+    def _bytes_of(self, tokens: tuple[int, ...]) -> bytes:
+        return b"".join(self._raw[token] for token in tokens if token < len(self._raw))
 
     def _mask(self, matcher: LLMatcher) -> Tensor:
         packed = matcher.compute_bitmask()
@@ -140,3 +155,10 @@ class Grammars:
             raise RequestFailed("the answer's grammar is too hard to follow")
         octets = torch.frombuffer(bytearray(packed), dtype=torch.uint8)  # [ceil(size / 8) or more]
         return ((octets[:, None] >> self._bits) & 1).bool().reshape(-1)[: self._size]
+
+
+def _is_cut(text: bytes) -> bool:
+    """Whether the text ends within a character."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(text[-CHARACTER:])
+    return bool(decoder.getstate()[0])

@@ -98,16 +98,18 @@ class WaitingLine:
     def refuse_when_full(self, prompt: Prompt, held_bytes: int, free_slots: int) -> None:
         """Raise Busy when one more would be too much; whoever finds a free slot is not counted as waiting.
 
-        An empty line takes any request, however large: else one beyond the limits alone would be busy for ever.
+        An empty line takes any request, however large: else one beyond the limits alone would be busy for ever. Choices
+        of one answer, which have one prompt, are such a request together, and hold its pictures once.
         """
-        limits = self._limits
+        limits, others = self._limits, [request for request in self._line if request.prompt is not prompt]
+        rows, held = (sum(part) for part in ([r.prompt.image_rows for r in others], [r.held_bytes for r in others]))
         full = lack = None
-        if len(self._line) >= limits.queue_requests + free_slots:
+        if len(self._line) >= limits.queue_requests + free_slots and (others or not self._line):
             full, lack = f"{len(self._line)} requests are waiting", "queue_requests"
-        elif self._line and self.image_rows + prompt.image_rows > limits.queue_image_rows:
-            full, lack = f"requests with {self.image_rows} image rows are waiting", "queue_image_rows"
-        elif self._line and self.held_bytes + held_bytes > limits.queue_bytes:
-            full, lack = f"requests with {self.held_bytes} bytes of pictures are waiting", "queue_bytes"
+        elif others and rows + prompt.image_rows > limits.queue_image_rows:
+            full, lack = f"requests with {rows} image rows are waiting", "queue_image_rows"
+        elif others and held + held_bytes > limits.queue_bytes:
+            full, lack = f"requests with {held} bytes of pictures are waiting", "queue_bytes"
         if full is not None and lack is not None:
             # No more than a guess: a second for each round of slots that stands before the newcomer.
             raise Busy(f"the server is busy: {full}; try again later", 1 + len(self._line) // limits.slots, lack)

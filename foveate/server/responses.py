@@ -7,12 +7,13 @@ requests are read (`responses_input.py`).
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from foveate.core.chat import CallDelta, ChoiceEnd, Delta, TextDelta, ThoughtDelta
+from foveate.core.chat import CallDelta, ChoiceEnd, Delta, TextDelta, ThoughtDelta, TokenText
 from foveate.core.errors import FoveateError
 from foveate.server.contract import Answer
 from foveate.server.gathered import Gathering, call_id
@@ -64,7 +65,7 @@ class Made:
     items: list[dict[str, Any]] = field(default_factory=list)
     all: Gathering = field(init=False)
     _open: dict[str, Any] | None = None  # the item that may still grow: the last
-    _call: int | None = None
+    _waiting: tuple[TokenText, ...] = ()  # logprobs that go to the next message, if it comes before another item
 
     def __post_init__(self) -> None:
         self.all = Gathering(self.answer)
@@ -78,20 +79,35 @@ class Made:
         """Take in the next part."""
         self.all.add(part)
         if isinstance(part, ChoiceEnd):
-            opened = [] if self.items else self._open_item("message")
-            return opened + self._close_item()
+            return self._end()
         if isinstance(part, CallDelta):
             return self._take_call(part)
-        if not part.text and not part.logprobs:
+        if isinstance(part, TextDelta):
+            return self._take_words(part)
+        return [*self._switch_to("reasoning"), self._take_text(part)] if part.text else []
+
+    def _take_words(self, part: TextDelta) -> list[Event]:
+        """Text of a message. Logprobs alone open none, so that the items are the same without them, too."""
+        in_message = self._open is not None and self._open["type"] == "message"
+        if not part.text and not in_message:
+            self._waiting += part.logprobs
             return []
-        kind = "message" if isinstance(part, TextDelta) else "reasoning"
-        return [*self._switch_to(kind), self._take_text(part)]
+        part, self._waiting = replace(part, logprobs=self._waiting + part.logprobs), ()
+        return [*self._switch_to("message"), self._take_text(part)] if part.text or part.logprobs else []
 
     def _switch_to(self, kind: str) -> list[Event]:
         """Close what is open and open an item, unless one of its kind is open."""
         if self._open is not None and self._open["type"] == kind:
             return []
         return self._close_item() + self._open_item(kind)
+
+    def _end(self) -> list[Event]:
+        """The answer has ended; one that said nothing is an empty message."""
+        opened: list[Event] = []
+        if not self.items:
+            opened = self._open_item("message")
+            opened += [self._take_text(TextDelta(0, "", 0, self._waiting))] if self._waiting else []
+        return opened + self._close_item()
 
     def _take_text(self, part: TextDelta | ThoughtDelta) -> Event:
         item = self._last()
@@ -149,11 +165,14 @@ class Made:
         return events
 
     def _close_item(self) -> list[Event]:
+        self._waiting = ()
         if self._open is None:
             return []
         item, self._open = self._open, None
-        cut = self.all.choices[0].end is not None and self.all.choices[0].ended.reason == "length"
-        item["status"] = "incomplete" if cut else "completed"
+        # A call is whole or not by its arguments alone: stop strings and early ends cut calls off, too, and a cut right
+        # behind the arguments takes nothing from them.
+        is_cut = _is_unfinished(item) if item["type"] == "function_call" else self._is_cut()
+        item["status"] = "incomplete" if is_cut else "completed"
         done = [self._event("response.output_item.done", item=_copy(item))]
         if item["type"] == "function_call":
             facts = {"arguments": item["arguments"], "name": item["name"]}
@@ -164,6 +183,11 @@ class Made:
             name, facts = "response.output_text.done", facts | {"logprobs": part["logprobs"]}
         text = self._event(name, item=item, content_index=0, **facts)
         return [text, self._event("response.content_part.done", item=item, part=_copy(part)), *done]
+
+    def _is_cut(self) -> bool:
+        """Whether the answer has ended because it was too long."""
+        end = self.all.choices[0].end
+        return end is not None and end.reason == "length"
 
     def _event(self, kind: str, item: dict[str, Any], **facts: Any) -> Event:
         """An event about an item: with all of it, or with its id."""
@@ -184,7 +208,7 @@ class Made:
             "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "error": told,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": self._details() if status == "incomplete" else None,
             "model": self.model,
             "output": self.items if status != "in_progress" else [],
             "usage": self._usage() if ended else None,
@@ -193,12 +217,17 @@ class Made:
 
     def finish(self) -> dict[str, Any]:
         """The complete response, stored if it is to be."""
-        cut = self.all.choices[0].ended.reason == "length"
-        document = self.document("incomplete" if cut else "completed")
+        # What was never a whole call is no call to later turns: templates could not even write it.
+        kept = [item for item in self.items if not _is_unfinished(item)]
+        document = self.document("incomplete" if self._is_cut() or len(kept) < len(self.items) else "completed")
         if self.turn.store:
-            conversation = [*self.turn.before, *self.turn.items, *self.items]
+            conversation = [*self.turn.before, *self.turn.items, *kept]
             self.stored.put(self.id, StoredTurn(document, self.turn.items, conversation))
         return document
+
+    def _details(self) -> dict[str, Any]:
+        """Why the response is incomplete; OpenAI has no word for a call that ended early."""
+        return {"reason": "max_output_tokens"} if self._is_cut() else {}
 
     def _usage(self) -> dict[str, Any]:
         given, made = self.answer.prompt_tokens, self.all.output_tokens
@@ -218,6 +247,18 @@ class Made:
     def _timings(self) -> dict[str, Any]:
         end = self.all.choices[0].ended
         return timings_object(end.timings, end.tokens)
+
+
+def _is_unfinished(item: dict[str, Any]) -> bool:
+    """Whether it is a call whose arguments are not a whole JSON object."""
+    if item["type"] != "function_call":
+        return False
+    if not item["arguments"].rstrip().endswith("}"):
+        return True
+    try:
+        return not isinstance(json.loads(item["arguments"]), dict)
+    except (ValueError, RecursionError):
+        return True
 
 
 def _copy(value: dict[str, Any]) -> dict[str, Any]:

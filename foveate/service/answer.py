@@ -142,6 +142,8 @@ class Answer:
 
     def _translate(self, choice: Choice, event: Event) -> list[AnswerPart]:
         if isinstance(event, Failed):
+            if choice.reason is not None:
+                return []  # its text had ended it before: what the step went on with is nobody's loss
             raise self._failure(event)
         if isinstance(event, Output):
             return self._take(choice, event)

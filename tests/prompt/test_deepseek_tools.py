@@ -107,6 +107,9 @@ def test_a_broken_block_does_not_hide_the_next() -> None:
         (f'<{D}parameter name="path" string="true">half\n</{D}para', f'{{"path":"half\\n</{D}para'),
         (f'<{D}parameter name="lines" string="false">1', '{"lines":1'),
         (parameter("path", "x") + "\n", '{"path":"x"'),
+        (parameter("path", "x") + f'\n<{D}parameter name="li', '{"path":"x"'),
+        (parameter("path", "x") + f"\n</{D}inv", '{"path":"x"'),
+        (f'<{D}parameter name="pa', ""),
         ("", ""),
     ],
 )
@@ -114,6 +117,18 @@ def test_a_call_that_is_cut_off_stays_unfinished(end: str, arguments: str) -> No
     text = f'{OPEN}\n<{D}invoke name="write">\n{end}'
     for pieces in ([text], list(text)):
         assert told(pieces) == ("", [("write", arguments)])
+
+
+def test_a_call_stays_in_one_piece_whatever_stands_in_it() -> None:
+    """Who reads the pieces may close a call at the first words: they wait for its end."""
+    inner = f"I look.\n{parameter('path', 'x')}\nand\n{parameter('lines', '3', False)}\ndone\n"
+    for pieces in ([inner], list(inner)):
+        parser = DsmlSplit(SCHEMAS)
+        text = [f'{OPEN}\n<{D}invoke name="write">\n', *pieces, f"</{D}invoke>{CLOSE}"]
+        said = [one for piece in text for one in parser.push(piece)] + parser.flush()
+        kinds = [type(one) for one in said]
+        assert kinds.index(Words) > max(i for i, kind in enumerate(kinds) if kind is Arguments)
+        assert told(text) == ("I look.\nand\ndone\n", [("write", '{"path":"x","lines":3}')])
 
 
 def test_strings_are_passed_on_as_they_come() -> None:

@@ -104,6 +104,23 @@ def test_the_bound_of_a_thought_is_a_function_of_the_output() -> None:
     assert after is not None and {TOKENS.text([int(token)]) for token in after.nonzero()} <= {"a", "b", "\n", "\n\n"}
 
 
+def test_a_thought_does_not_end_within_a_character() -> None:
+    grammars, end = load(), TOKENS.encode("</think>")
+    face = TOKENS.encode("é")
+    assert len(face) == 2, "a character of two tokens"
+    words = TOKENS.encode("well")
+    formed = Sampling(grammar=grammar_of(Form("choice", ["a"]), None, Frame(opened=True)), thought_len=len(words) + 1)
+    for output, forced in (
+        ([*words, face[0]], False), ([*words, *face], True), ([*words, *face, *end[:-1]], True),
+        ([*words, *face, *end], False), ([*words, face[0], face[0], face[0], face[0]], True),
+    ):  # fmt: skip
+        free = replace(formed, grammar="")
+        mask = grammars.allowed(Draw(free, len(output), tuple(output), len(output)))
+        assert (mask is not None) == forced
+        if len(output) < len(words) + 4:
+            assert grammars.allowed(Draw(formed, len(output), tuple(output), len(output))) is not None
+
+
 def test_what_does_not_follow_the_grammar_fails_alone() -> None:
     grammars = load()
     masks = grammars.masks([draw(TOKENS.encode("[")), draw(TOKENS.encode("{"), seed=2)])

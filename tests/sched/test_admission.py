@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from foveate.core.errors import Busy, ContextLengthExceeded
@@ -58,8 +60,18 @@ def test_the_line_is_full_by_requests_rows_or_bytes() -> None:
         ({"queue_bytes": 99}, "50 bytes"),
     ):
         with pytest.raises(Busy, match=words):
-            line_of(one, **limits).refuse_when_full(one.prompt, 50, free_slots=0)
-    line_of(one, queue_requests=2, queue_image_rows=10, queue_bytes=100).refuse_when_full(one.prompt, 50, 0)
+            line_of(one, **limits).refuse_when_full(replace(one.prompt), 50, free_slots=0)
+    line_of(one, queue_requests=2, queue_image_rows=10, queue_bytes=100).refuse_when_full(replace(one.prompt), 50, 0)
+
+
+def test_choices_of_one_answer_do_not_stand_in_each_others_way() -> None:
+    one = made_request(2, ("a", 5), 1)
+    one.held_bytes = 50
+    tight = {"queue_requests": 1, "queue_image_rows": 5, "queue_bytes": 50}
+    line_of(one, one, one, **tight).refuse_when_full(one.prompt, 50, free_slots=0)
+    with pytest.raises(Busy, match="5 image rows"):
+        other = made_request(2, ("b", 5), 1)
+        line_of(other, one, queue_requests=9, queue_image_rows=9).refuse_when_full(one.prompt, 50, free_slots=0)
 
 
 def test_a_free_slot_is_not_a_wait_and_an_empty_line_takes_any_size() -> None:

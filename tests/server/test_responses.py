@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import openai
 import pytest
 
-from foveate.core.chat import TextDelta
+from foveate.core.chat import CallDelta, ChoiceEnd, TextDelta
 from foveate.core.errors import EncodeFailed
-from foveate.server.stored import Stored, Turn
-from tests.server.fake_service import words
+from tests.server.fake_service import token, words
 from tests.server.live import PIXEL, Live
 from tests.server.scripted import ARGUMENTS, LOOK, WRITTEN, Stage
 from tests.support.engines import data_url, png
 
 TOOL = {"type": "function", "name": "look", "parameters": LOOK}
 THINK = {"extra_body": {"chat_template_kwargs": {"enable_thinking": True}}}
-VOLATILE = {"created_at", "completed_at", "id", "call_id", "item_id", "timings", "store"}
+# Logprobs of equal requests differ in their last digits, as sums do whose order is the CPU's.
+VOLATILE = {"created_at", "completed_at", "id", "call_id", "item_id", "timings", "store", "logprob"}
 
 
 def bare(value: Any) -> Any:
@@ -236,13 +235,87 @@ def test_a_failure_in_mid_stream_is_a_failed_response(live: Live) -> None:
     assert live.http.post("/v1/responses", json={"input": "x"}).json()["output"][0]["content"][0]["text"] == "ok"
 
 
-def test_the_store_is_bounded_in_number_and_bytes() -> None:
-    stored = Stored(3, 10_000)
-    turn = Turn({"a": "x" * 1000}, [], [{"b": "y" * 1000}])
-    for number in range(5):
-        stored.put(f"r{number}", turn)
-    assert len(stored) == 3 and stored.get("r2", "id") is turn
-    stored.put("large", Turn({}, [], [{"b": "y" * 9000}]))
-    assert len(stored) == 1 and json.dumps(stored.get("large", "id").conversation)
-    stored.put("huge", Turn({}, [], [{"b": "y" * 20_000}]))
-    assert len(stored) == 0
+CALL = "<tool_call>\n<function=look>\n<parameter=path>\n"
+
+
+@pytest.mark.parametrize("script", [f"So.{CALL}abcdef\n</parameter>\n</function>\n</tool_call>", f"{CALL}abc"])
+@pytest.mark.parametrize(
+    ("fields", "arguments"),
+    [
+        ({"max_output_tokens": len(f"So.{CALL}ab")}, '{"path":"ab'),
+        ({"max_output_tokens": len("So.<tool_call>\n<function=look>\n")}, ""),
+        ({"extra_body": {"stop": "b"}}, '{"path":"a'),
+        ({"extra_body": {"stop": "path>"}}, ""),
+        ({"extra_body": {"stop": "def"}}, '{"path":"abc'),
+    ],
+    ids=["length in the arguments", "length before them", "stop in them", "stop before them", "stop behind abc"],
+)
+def test_a_call_that_was_cut_is_incomplete_and_no_part_of_later_turns(
+    stage: Stage, script: str, fields: dict[str, Any], arguments: str
+) -> None:
+    said = script.partition("<")[0]
+    if limit := fields.get("max_output_tokens"):
+        fields = {"max_output_tokens": limit - 3 + len(said)}
+    done = both(stage, script, input="x", tools=[TOOL], **fields)
+    call = done.output[-1]
+    assert (call.type, call.status, call.arguments) == ("function_call", "incomplete", arguments)
+    assert done.status == "incomplete"
+    assert done.incomplete_details.reason == ("max_output_tokens" if limit else None)
+    stage.script.say("ok")
+    with stage.openai() as client:
+        ask = {"model": stage.name, "tools": [TOOL]}
+        later = client.responses.create(previous_response_id=done.id, input="y", **ask)
+        user = [{"role": "user", "content": [{"type": "input_text", "text": text}]} for text in "xy"]
+        messages = [item.model_dump(exclude_none=True) for item in done.output[:-1]]
+        by_hand = client.responses.create(input=[user[0], *messages, user[1]], **ask)
+        assert later.output_text == "ok" and later.usage.input_tokens == by_hand.usage.input_tokens
+        # Its result is taken as that of any call that is not in the conversation.
+        results = [{"type": "function_call_output", "call_id": each, "output": "1"} for each in (call.call_id, "other")]
+        one, other = (client.responses.create(previous_response_id=done.id, input=[each], **ask) for each in results)
+        assert one.usage.input_tokens == other.usage.input_tokens
+
+
+def test_a_call_that_ends_early_is_incomplete(stage: Stage) -> None:
+    done = both(stage, f"{CALL}abc", input="x", tools=[TOOL])
+    assert (done.status, done.output[0].status, done.output[0].arguments) == (
+        "incomplete", "incomplete", '{"path":"abc',
+    )  # fmt: skip
+    assert both(stage, "ok", previous_response_id=done.id, input="y").output_text == "ok"
+
+
+def test_a_call_with_whole_arguments_is_complete_wherever_the_cut_falls(stage: Stage) -> None:
+    whole = WRITTEN.removesuffix("\n</tool_call>")
+    done = both(stage, WRITTEN, input="x", tools=[TOOL], max_output_tokens=len(whole))
+    assert (done.status, done.output[0].status, done.output[0].arguments) == ("incomplete", "completed", ARGUMENTS)
+    assert both(stage, "ok", previous_response_id=done.id, input="y", tools=[TOOL]).output_text == "ok"
+
+
+@pytest.mark.parametrize(
+    "script", [WRITTEN, f"hi {WRITTEN}", f"{WRITTEN} bye", f"{WRITTEN}\n{WRITTEN}", f"{CALL}abc", "hello", ""]
+)
+def test_logprobs_change_no_items(stage: Stage, script: str) -> None:
+    items = []
+    for fields in ({}, {"top_logprobs": 0, "temperature": 0}):
+        done = both(stage, script, input="x", tools=[TOOL], **fields)
+        items.append(bare([item.model_dump() for item in done.output]))
+        for item in items[-1]:
+            assert bool(item.get("content") and item["content"][0].pop("logprobs")) == bool(
+                fields and item["type"] == "message"
+            )
+    assert items[0] == items[1]
+
+
+def test_logprobs_of_held_text_wait_for_it(live: Live) -> None:
+    call = [CallDelta(0, 0, "f"), CallDelta(0, 0, None, "{}")]
+    held, text = (TextDelta(0, said, 1, (token(of),)) for said, of in (("", "mark"), ("a", "a")))
+    end = ChoiceEnd(0, "stop", 1)
+    for parts, kinds, counts in (
+        ([held, text, end], ["message"], [2]),
+        ([held, end], ["message"], [1]),
+        ([held, *call, end], ["function_call"], []),
+        ([*call, held, text, end], ["function_call", "message"], [2]),
+    ):
+        live.play(*parts)
+        output = live.http.post("/v1/responses", json={"input": "x", "top_logprobs": 0}).json()["output"]
+        assert [item["type"] for item in output] == kinds
+        assert [len(item["content"][0]["logprobs"]) for item in output if "content" in item] == counts

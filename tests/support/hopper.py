@@ -41,7 +41,10 @@ HALF, FULL = torch.bfloat16, torch.float32
 
 @dataclass
 class Kernel:
-    """One kernel of a launch; registers of a thread and bytes of its stack are None where no tool tells them."""
+    """One kernel of a launch, as `module.name`; shared: bytes.
+
+    Registers of a thread, and bytes of its stack (what was spilled is there), are None where no tool tells them.
+    """
 
     name: str
     shared: int
@@ -78,8 +81,7 @@ class Binaries:
 
     def load_binary(self, name: str, binary: bytes, shared: int, device: int) -> tuple[Any, ...]:
         """(module, function, registers, spilled, most threads); the function is (registers, bytes of stack)."""
-        usage = _usage(binary)
-        return None, usage, 0, 0, 1024
+        return None, _usage(binary), 0, 0, 1024
 
 
 def _usage(binary: bytes) -> tuple[int | None, int | None]:
@@ -124,8 +126,10 @@ class Driver:
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
         """What Triton calls with a grid, a stream, the function of `load_binary` and the kernel's arguments."""
 
+        name = f"{source.fn.__module__.rpartition('.')[2]}.{metadata.name}"
+
         def launch(x: int, y: int, z: int, stream: int, usage: tuple[int | None, int | None], *_: Any) -> None:
-            self.launched.append(Kernel(metadata.name, metadata.shared, (x, y, z), *usage))
+            self.launched.append(Kernel(name, metadata.shared, (x, y, z), *usage))
 
         return launch
 
@@ -150,7 +154,7 @@ def compiled(name: str) -> Report:
     try:
         LAUNCHES[name]()
     except Exception as fault:  # whatever the compiler throws is this launch's result
-        error = f"{type(fault).__name__}: {fault}"[:2000]
+        error = f"{type(fault).__name__}: {str(fault)[-2000:]}"  # compilers say the reason last
     return Report(name, stand_in.launched, error, misfits(stand_in.launched))
 
 
