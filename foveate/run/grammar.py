@@ -128,19 +128,20 @@ class Grammars:
     def _ending(self, draw: Draw) -> int | None:
         """The token that must come because a thought has had all its tokens and has not ended; a function of output.
 
-        A character that is not whole when the tokens are spent is first brought to its end.
+        Where a grammar goes on behind the thought, a character that is not whole when the tokens are spent is first
+        brought to its end: the grammar knows whole ones only.
         """
         if draw.sampling.thought_len is None:
             return None
         output, most_len = draw.history[len(draw.history) - draw.output_len :], draw.sampling.thought_len
-        end = self._thought_end
-        if not 0 <= len(output) - most_len < len(end) + CHARACTER:
+        end, last = self._thought_end, most_len + (CHARACTER - 1 if draw.sampling.grammar else 0)
+        if not most_len <= len(output) < last + len(end):
             return None
         begin = most_len
-        while begin < len(output) and begin < most_len + CHARACTER - 1 and _is_cut(self._bytes_of(output[:begin])):
+        while begin < min(len(output), last) and _is_cut(self._bytes_of(output[:begin])):
             begin += 1
         thought, over = self._bytes_of(output[:begin]), len(output) - begin
-        if _is_cut(thought) and begin < most_len + CHARACTER - 1:
+        if begin < last and _is_cut(thought):
             return None
         if not over < len(end) or output[begin:] != end[:over] or THOUGHT_END.encode() in thought:
             return None

@@ -110,15 +110,15 @@ def test_a_thought_does_not_end_within_a_character() -> None:
     assert len(face) == 2, "a character of two tokens"
     words = TOKENS.encode("well")
     formed = Sampling(grammar=grammar_of(Form("choice", ["a"]), None, Frame(opened=True)), thought_len=len(words) + 1)
-    for output, forced in (
-        ([*words, face[0]], False), ([*words, *face], True), ([*words, *face, *end[:-1]], True),
-        ([*words, *face, *end], False), ([*words, face[0], face[0], face[0], face[0]], True),
+    for output, only in (
+        ([*words, face[0]], None), ([*words, *face], end[0]), ([*words, *face, *end[:-1]], end[-1]),
     ):  # fmt: skip
-        free = replace(formed, grammar="")
-        mask = grammars.allowed(Draw(free, len(output), tuple(output), len(output)))
-        assert (mask is not None) == forced
-        if len(output) < len(words) + 4:
-            assert grammars.allowed(Draw(formed, len(output), tuple(output), len(output))) is not None
+        mask = grammars.allowed(Draw(formed, len(output), tuple(output), len(output)))
+        ids = [] if mask is None else mask.nonzero().flatten().tolist()
+        assert ids == [only] if only is not None else face[1] in ids
+    bare = replace(formed, grammar="")  # nothing has to follow: the budget is kept to the token
+    mask = grammars.allowed(Draw(bare, len(words) + 1, (*words, face[0]), len(words) + 1))
+    assert mask is not None and mask.nonzero().flatten().tolist() == [end[0]]
 
 
 def test_what_does_not_follow_the_grammar_fails_alone() -> None:
