@@ -26,6 +26,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from foveate.bench.record import record, summed
 from foveate.bench.ttft import TEXT, Plan, questions
+from foveate.ops.attention import leave_out_cudnn
 
 PAD, FILLED = "<|image_pad|>", "<|filled|>"
 
@@ -77,7 +78,7 @@ class Baseline:
 
 def main() -> None:
     """Measure and print."""
-    torch.backends.cuda.enable_cudnn_sdp(False)  # which plans for every new length anew; here as in foveate
+    leave_out_cudnn()  # as in foveate
     parser = argparse.ArgumentParser(description="Time transformers on a folder.")
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cpu")

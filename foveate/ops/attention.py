@@ -14,6 +14,14 @@ from torch import Tensor
 from foveate.ops.pages import PagedLayout, Reach, gather_pages
 
 
+def leave_out_cudnn() -> None:
+    """Attention of this process is never cuDNN's: it plans for every new length, tens of milliseconds each.
+
+    A server meets new lengths at every step and new sizes of pictures all the time.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def write_paged(paged: Tensor, write_at: Tensor, values: Tensor) -> None:
     """Store values [tokens, ...] at flat slots [tokens] of paged [pages, page_len, ...]."""
     paged.flatten(0, 1).index_copy_(0, write_at, values)

@@ -85,14 +85,13 @@ class ElementSplit:
         rest, self._held = self._held, ""
         if self._step in (self._value, self._raw):
             self._out += [Arguments(_inside(rest) if self._step == self._value else rest)] if rest else []
-            self._say_aside()
         elif self._step == self._call:
             self._aside += "" if self._is_mark(rest if self._junk else rest.lstrip()) else rest
-            self._say_aside()
         elif self._step == self._text:
             self._say("" if self.done or (self._bare and not rest.strip()) else rest)
         elif not self.done:
             self._say(self._unsure(rest))
+        self._say_aside()
         return self._told()
 
     # --- what a markup says of itself ---

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from foveate.core.errors import EncodeFailed
+from foveate.ops.attention import leave_out_cudnn
 from foveate.ops.threads import compute_with
 from foveate.run.encoder_worker import CLOSE_S, Began, Encoded, Inbox, Lost, Reporter, TowerSource, encode_one
 
@@ -190,7 +191,7 @@ def _child(source: TowerSource, line: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     compute_with(source.threads)
-    torch.backends.cuda.enable_cudnn_sdp(False)  # as in `open.use_device`: every size of picture would be planned for
+    leave_out_cudnn()
     try:
         tower = source.load()
     except Exception as error:  # goes to the parent, which raises it where the server starts

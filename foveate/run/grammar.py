@@ -137,15 +137,13 @@ class Grammars:
         end, last = self._thought_end, most_len + (CHARACTER - 1 if draw.sampling.grammar else 0)
         if not most_len <= len(output) < last + len(end):
             return None
-        begin = most_len
-        while begin < min(len(output), last) and _is_cut(self._bytes_of(output[:begin])):
-            begin += 1
-        thought, over = self._bytes_of(output[:begin]), len(output) - begin
-        if begin < last and _is_cut(thought):
+        places = range(most_len, min(len(output), last) + 1)
+        begin = next((at for at in places if at == last or not _is_cut(self._bytes_of(output[:at]))), None)
+        if begin is None:
             return None
-        if not over < len(end) or output[begin:] != end[:over] or THOUGHT_END.encode() in thought:
-            return None
-        return end[over]
+        over = len(output) - begin
+        told = over >= len(end) or THOUGHT_END.encode() in self._bytes_of(output[:begin])
+        return None if told or output[begin:] != end[:over] else end[over]
 
     def _bytes_of(self, tokens: tuple[int, ...]) -> bytes:
         return b"".join(self._raw[token] for token in tokens if token < len(self._raw))

@@ -237,11 +237,9 @@ class EvenSteps:
 
     @torch.inference_mode()
     def try_drafts(self) -> None:
-        """Run and commit a verification of every width, unrecorded, so that what it needs is compiled."""
+        """Make, run and commit a verification of every width, so that what it needs is compiled."""
         for width in WIDTHS[1:]:
-            buffers = Buffers(Shape(1, width, self._tables[0]), self.model.axes, self.spare, self.device)
-            buffers.send()
-            program = self._unrecorded(buffers, NOTHING)
+            program = self._program(Shape(1, width, self._tables[0]), NOTHING)
             program.run()
             program.commit()
 

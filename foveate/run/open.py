@@ -24,6 +24,7 @@ from foveate.models.qwen3_5_config import text_config
 from foveate.models.qwen3_5_device import Qwen35OnDevice, stand_in, turn_matrices
 from foveate.models.registry import describe, load_text, load_vision, work
 from foveate.models.weights import Place, Progress, read_json
+from foveate.ops.attention import leave_out_cudnn
 from foveate.ops.kernels import triton_kernels
 from foveate.ops.threads import compute_with
 from foveate.run.ahead import Ahead
@@ -173,12 +174,8 @@ def open_encoder(
 
 
 def use_device(config: Config) -> None:
-    """Set the calling thread's CPU threads, and make the language model's device the one it launches kernels on.
-
-    Also, for the process: attention never by cuDNN, which plans for every new length, tens of milliseconds each, and a
-    server meets new lengths at every step.
-    """
-    torch.backends.cuda.enable_cudnn_sdp(False)
+    """Set the calling thread's CPU threads, and make the language model's device the one it launches kernels on."""
+    leave_out_cudnn()
     compute_with(config.model_threads)
     if config.device != "cpu":
         torch.cuda.set_device(config.device)

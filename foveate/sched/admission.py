@@ -102,7 +102,8 @@ class WaitingLine:
         of one answer, which have one prompt, are such a request together, and hold its pictures once.
         """
         limits, others = self._limits, [request for request in self._line if request.prompt is not prompt]
-        rows, held = (sum(part) for part in ([r.prompt.image_rows for r in others], [r.held_bytes for r in others]))
+        rows = sum(request.prompt.image_rows for request in others)
+        held = sum(request.held_bytes for request in others)
         full = lack = None
         if len(self._line) >= limits.queue_requests + free_slots and (others or not self._line):
             full, lack = f"{len(self._line)} requests are waiting", "queue_requests"

@@ -6,7 +6,6 @@ as streams, so that both say the same. Refuses to know how requests are read (`a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ from foveate.core.chat import CallDelta, ChoiceEnd, Delta, TextDelta
 from foveate.core.errors import FoveateError
 from foveate.server.contract import Answer
 from foveate.server.errors import anthropic_error
-from foveate.server.gathered import Gathering, call_id
+from foveate.server.gathered import Gathering, arguments_of, call_id
 from foveate.server.sse import frame
 from foveate.server.timings import timings_object
 
@@ -81,7 +80,8 @@ class Said:
         block = self.blocks[-1]
         if block["type"] == "tool_use":
             number = sum(block["type"] == "tool_use" for block in self.blocks) - 1
-            block["input"] = _object(self.all.choices[0].calls[number].arguments)
+            # Nobody should run a call that the answer's end cut off: it has no input.
+            block["input"] = arguments_of(self.all.choices[0].calls[number].arguments) or {}
         return [{"type": "content_block_stop", "index": len(self.blocks) - 1}]
 
     def head(self) -> dict[str, Any]:
@@ -115,15 +115,6 @@ class Said:
         """foveate's own."""
         end = self.all.choices[0].ended
         return timings_object(end.timings, end.tokens)
-
-
-def _object(arguments: str) -> dict[str, Any]:
-    """The input of a call; empty for one that the answer's end cut off, which nobody should run."""
-    try:
-        value = json.loads(arguments)
-    except ValueError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 class WholeMessage:

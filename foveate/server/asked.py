@@ -6,7 +6,6 @@ API's own shapes: values come in one by one.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from foveate.core.chat import Form, ImageSource, Tools
 from foveate.core.errors import InvalidRequest, ModelNotFound, Unsupported
 from foveate.core.values import MAX_IMAGES
 from foveate.server.contract import Service
+from foveate.server.gathered import arguments_of
 
 # What the renderer itself hands to a template; a request may not stand in for it.
 RESERVED_VARIABLES = frozenset(
@@ -72,11 +72,8 @@ def tools_of(functions: Sequence[dict[str, Any]], choice: str, only: str | None,
 
 def call_of(call_id: str, name: str, arguments: str, param: str) -> dict[str, Any]:
     """A call of an earlier turn as templates read it: its arguments are an object. InvalidRequest if they are none."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
+    value = arguments_of(arguments or "{}")
+    if value is None:
         raise InvalidRequest(f"{param}: the arguments must be a JSON object in a string", param)
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": value}}
 

@@ -6,7 +6,9 @@ part is what a stream of the same answer says in all its events together.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from typing import Any
 
 from foveate.core.chat import CallDelta, ChoiceEnd, Delta, TextDelta, ThoughtDelta, TokenText
 from foveate.server.contract import Answer
@@ -19,6 +21,15 @@ class Call:
     id: str
     name: str
     arguments: str = ""
+
+
+def arguments_of(text: str) -> dict[str, Any] | None:
+    """A call's arguments as an object; None where the text is not a whole one, as of a call that was cut off."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
 
 
 @dataclass(slots=True)

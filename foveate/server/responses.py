@@ -7,7 +7,6 @@ requests are read (`responses_input.py`).
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from typing import Any
 from foveate.core.chat import CallDelta, ChoiceEnd, Delta, TextDelta, ThoughtDelta, TokenText
 from foveate.core.errors import FoveateError
 from foveate.server.contract import Answer
-from foveate.server.gathered import Gathering, call_id
+from foveate.server.gathered import Gathering, arguments_of, call_id
 from foveate.server.openai import logprobs_object
 from foveate.server.responses_input import Turn
 from foveate.server.responses_request import ResponsesRequest
@@ -171,10 +170,11 @@ class Made:
         item, self._open = self._open, None
         # A call is whole or not by its arguments alone: stop strings and early ends cut calls off, too, and a cut right
         # behind the arguments takes nothing from them.
-        is_cut = _is_unfinished(item) if item["type"] == "function_call" else self._is_cut()
+        is_call = item["type"] == "function_call"
+        is_cut = arguments_of(item["arguments"]) is None if is_call else self._is_cut()
         item["status"] = "incomplete" if is_cut else "completed"
         done = [self._event("response.output_item.done", item=_copy(item))]
-        if item["type"] == "function_call":
+        if is_call:
             facts = {"arguments": item["arguments"], "name": item["name"]}
             return [self._event("response.function_call_arguments.done", item=item, **facts), *done]
         part = item["content"][0]
@@ -218,7 +218,7 @@ class Made:
     def finish(self) -> dict[str, Any]:
         """The complete response, stored if it is to be."""
         # What was never a whole call is no call to later turns: templates could not even write it.
-        kept = [item for item in self.items if not _is_unfinished(item)]
+        kept = [item for item in self.items if item["type"] != "function_call" or item["status"] == "completed"]
         document = self.document("incomplete" if self._is_cut() or len(kept) < len(self.items) else "completed")
         if self.turn.store:
             conversation = [*self.turn.before, *self.turn.items, *kept]
@@ -247,18 +247,6 @@ class Made:
     def _timings(self) -> dict[str, Any]:
         end = self.all.choices[0].ended
         return timings_object(end.timings, end.tokens)
-
-
-def _is_unfinished(item: dict[str, Any]) -> bool:
-    """Whether it is a call whose arguments are not a whole JSON object."""
-    if item["type"] != "function_call":
-        return False
-    if not item["arguments"].rstrip().endswith("}"):
-        return True
-    try:
-        return not isinstance(json.loads(item["arguments"]), dict)
-    except (ValueError, RecursionError):
-        return True
 
 
 def _copy(value: dict[str, Any]) -> dict[str, Any]:

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten: Any = torch.ops.aten
 CPU = torch.device("cpu")
+# torch lets these have indices, or a source, on the host
 MIXED = {aten.copy_.default, aten.index.Tensor, aten.index_put_.default, aten.index_put.default}
-# which torch lets have indices, or a source, on the host
 MEMORY = 16 << 30
 
 
