@@ -102,8 +102,9 @@ class EncoderStream:
             self._pump()
 
     def cancel(self, key: str) -> None:
-        """Nobody needs this key any more: what has not begun will not begin, and a late answer is dropped."""
+        """Nobody needs this key any more: what has not begun will not begin, and an answer not yet told is dropped."""
         with self._shelf.lock:
+            self._shelf.out = deque(one for one in self._shelf.out if one.key != key or isinstance(one, Decoded))
             picture = self._shelf.pictures.pop(key, None)
             if picture is None:
                 return

@@ -6,6 +6,7 @@ import os
 import pickle
 import signal
 import threading
+import time
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -140,6 +141,17 @@ def test_cancelled_keys_are_not_answered_and_can_come_back(bench: Bench) -> None
     assert not [item for item in bench.seen if item.key == "goes" and not isinstance(item, Decoded)]
     bench.stream.submit(Square("goes", 40))
     assert isinstance(bench.until("goes")["goes"], Encoded)
+
+
+def test_an_answer_that_waits_to_be_told_is_dropped_with_its_key(bench: Bench) -> None:
+    bench.stream.submit(Square("goes", 40))
+    while not any(isinstance(item, Encoded) for item in bench.stream._shelf.out):
+        bench.stream.worker.advance()
+        time.sleep(0.001)
+    bench.stream.cancel("goes")
+    bench.stream.submit(Square("last", 50))
+    bench.until("last")
+    assert not [item for item in bench.seen if item.key == "goes" and not isinstance(item, Decoded)]
 
 
 def test_close_with_work_outstanding(bench: Bench) -> None:
